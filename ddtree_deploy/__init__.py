@@ -1,0 +1,1 @@
+"""Staged, gated, self-undoing rollouts of DDTree into SGLang on remote hosts."""
