@@ -1,0 +1,159 @@
+"""What every step gets: the plan, the run's folder, a journal, processes with a deadline, interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .journal import Journal
+from .protocol import Plan, StepSpec
+
+
+class StepFailed(Exception):
+    """A gate did not pass. `verdict` is fail or inconclusive; the message says what was seen and expected."""
+
+    def __init__(self, reason: str, *, verdict: str = "fail", exit_code: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.verdict = verdict
+        self.exit_code = exit_code  # 0: the verdict's own (1 or 7); 5 locked, 6 drift
+
+
+class StepSkipped(Exception):
+    """The step does not apply here; the reason is shown, it never counts as a pass."""
+
+
+class Interrupt(Exception):
+    """The controller asked for an orderly undo (or is gone and the plan says `undo`)."""
+
+
+class UndoFailed(Exception):
+    """The recorded state could not be reached. The message says what is different, and where."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended. `output` is the tail (at most 64 KiB) of both streams together."""
+
+    argv: list[str]
+    rc: int
+    seconds: float
+    output: str
+    log: Path
+
+
+@dataclass
+class Context:
+    """Handed to `do`, `undo` and `check_undone` of every step."""
+
+    plan: Plan
+    run_dir: Path
+    journal: Journal
+    step: StepSpec
+    deadline: float = 0.0  # time.monotonic() value
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # step name -> data of its result event
+    stop_event: threading.Event = field(default_factory=threading.Event)  # set by SIGTERM / interrupt
+    uninterruptible: bool = False  # true while undoing
+
+    @property
+    def state_dir(self) -> Path:
+        """The folder of this venv's state: lock, owner.json, runs/, bases/, releases.jsonl."""
+        return self.run_dir.parent.parent
+
+    @property
+    def stage_dir(self) -> Path:
+        return self.run_dir / "stage"
+
+    @property
+    def backup_dir(self) -> Path:
+        return self.run_dir / "backup"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.run_dir / "logs"
+
+    def option(self, name: str, default: Any) -> Any:
+        """An option of the step as written in the playbook."""
+        return self.step.options.get(name, default)
+
+    def progress(self, text: str, **data: Any) -> None:
+        """Show one line to whoever watches."""
+        self.journal.write("progress", step=self.step.name, text=text, **data)
+
+    def intent(self, **undo: Any) -> None:
+        """Record, durably, how to undo the mutation that comes next. Call it *before* every mutation."""
+        self.journal.write("intent", sync=True, step=self.step.name, undo=undo)
+
+    def done(self, **data: Any) -> None:
+        """Record, durably, that the mutation of the last intent is complete."""
+        self.journal.write("done", sync=True, step=self.step.name, **data)
+
+    def result(self, **data: Any) -> None:
+        """Keep figures for later steps, the record and the report."""
+        self.results[self.step.name] = data
+        self.journal.write("result", step=self.step.name, data=data)
+
+    def remaining(self) -> float:
+        """Seconds until the step's deadline (never negative)."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def check(self) -> None:
+        """Raise Interrupt when asked to stop, StepFailed when the step's time is over."""
+        if self.stop_event.is_set() and not self.uninterruptible:
+            raise Interrupt
+        if self.remaining() <= 0:
+            raise StepFailed(f"step {self.step.name} took longer than its {self.step.timeout_s:.0f} s")
+
+    def pause(self, seconds: float) -> None:
+        """Sleep that an interrupt or the deadline ends early."""
+        wait = min(seconds, self.remaining())
+        if self.uninterruptible:
+            time.sleep(wait)
+        else:
+            self.stop_event.wait(wait)
+        self.check()
+
+    def process(
+        self,
+        argv: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | Path | None = None,
+        timeout: float | None = None,
+        log_name: str = "",
+        user: str = "",
+        on_line: Callable[[str], None] | None = None,
+    ) -> Finished:
+        """Run a program in its own process group, log both streams, kill the whole group at the deadline.
+
+        `env` is the whole environment (None: a minimal one). `user`: run as this user when we are root.
+        Lines go to `on_line` (default: shown as progress). Raises StepFailed on time-out, Interrupt when asked.
+        """
+        from .process import run_process
+
+        return run_process(self, argv, env, cwd, timeout, log_name, user, on_line)
+
+
+def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
+    """Signal a whole process group; a group that is already gone is fine."""
+    try:
+        os.killpg(pid, sig)
+    except ProcessLookupError:
+        return
+
+
+def reap(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """TERM, then KILL, a process started in its own group."""
+    kill_group(process.pid, signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        kill_group(process.pid)
+        process.wait()
