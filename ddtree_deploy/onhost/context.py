@@ -134,7 +134,7 @@ class Context:
         """Run a program in its own process group, log both streams, kill the whole group at the deadline.
 
         `env` is the whole environment (None: a minimal one). `user`: run as this user when we are root.
-        Lines go to `on_line` (default: shown as progress). Raises StepFailed on time-out, Interrupt when asked.
+        Lines go to `on_line` (default: shown as progress). Raises StepFailed on time-out, Interrupt if asked.
         """
         from .process import run_process
 

@@ -1,0 +1,106 @@
+"""The answer to the facts exec: what the host is, before anything is touched. Shared with the controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .protocol import FileState
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed distribution; `folder` is its package folder as the host's Python finds it (find_spec)."""
+
+    version: str
+    folder: str = ""
+    editable: bool = False
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_total_mib: int
+    memory_free_mib: int
+
+
+@dataclass(frozen=True)
+class ServiceFacts:
+    """The service as it is. `command` and `new_command` are masked; `problem` is why we cannot drive it."""
+
+    kind: str
+    state: str  # active | inactive | failed | activating | absent
+    pid: int = 0
+    command: list[str] = field(default_factory=list)
+    new_command: list[str] = field(default_factory=list)  # after the launch edits
+    definition: str = ""  # unit file or record that it comes from
+    drop_ins: list[str] = field(default_factory=list)
+    listening: bool = False
+    container: str = ""  # runtime and id when the service lives in a container
+    problem: str = ""  # one line; empty when the service can be driven
+    digest: str = ""  # sha256 of what defines the launch (unit + drop-ins, or record), to notice a move
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    command: str  # masked, at most 200 characters
+
+
+@dataclass(frozen=True)
+class Release:
+    """One line of releases.jsonl."""
+
+    run: str
+    time: str
+    who: str
+    action: str  # rollout | rollback
+    payload: str
+    version: str
+    variant: str
+    digest: str  # of the installed state
+    verdict: str  # good | bad | rolled-back
+    previous: str = ""  # the release that was live before; "" = none of ours
+
+
+@dataclass(frozen=True)
+class LockFacts:
+    held: bool = False
+    run: str = ""
+    who: str = ""
+    pid: int = 0
+    since: str = ""
+    step: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    protocol: int
+    hostname: str
+    user: str
+    uid: int
+    home: str
+    os: str
+    kernel: str
+    boot_id: str
+    python: str  # sys.executable, absolute, not resolved through the venv's symlink
+    python_version: list[int]
+    site: str  # real path of purelib
+    site_key: str
+    site_dir: str  # state folder of this venv: STATE/sites/KEY
+    state_free_bytes: int
+    site_free_bytes: int
+    packages: dict[str, Package]  # of sglang, torch, sglang-kernel, sgl-kernel, triton, ...: those present
+    files: dict[str, FileState]  # by ref, for all refs asked
+    installed: dict[str, Any] | None  # installed.json
+    installed_files: dict[str, FileState]  # by absolute path, for all files in installed.json
+    releases: list[Release]  # the newest 20, oldest first
+    lock: LockFacts
+    orphan: LockFacts | None  # a run that ended without a verdict and must be recovered first
+    gpus: list[Gpu]
+    processes: list[Process]  # that use this venv, other than the service's own
+    service: ServiceFacts | None
+    systemd: bool  # PID 1 is systemd
+    bases: list[str] = field(default_factory=list)  # digests kept in bases/
+    warnings: list[str] = field(default_factory=list)
+    attempts: dict[str, str] = field(default_factory=dict)  # digest -> "bad" for releases marked bad
