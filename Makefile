@@ -1,0 +1,41 @@
+# The two commands a newcomer needs: `make demo` and `make test`. Each sets up all it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test setup lint unit sglang lab clean
+
+demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
+	$(BIN)/python -m ddtree_deploy.sandbox.demo
+
+test: setup lint unit  ## lint, types, unit tests, and the SSH tests on loopback
+
+setup: $(VENV)/.stamp
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "ddtree-deploy needs Python 3.10 or newer; name one: make PYTHON=python3.11 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
+	  test "$$(id -u)" = 0 && apt-get update -q && apt-get install -qy python3-venv && $(PYTHON) -m venv $(VENV); } \
+	  || { echo "cannot make a venv: apt-get install python3-venv, then again" >&2; exit 2; }
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/pytest -q -m "not sglang and not lab"
+
+sglang: setup          ## tests with real SGLang servers, in the sandbox's venv (made when missing)
+	$(BIN)/ddtree-deploy sandbox up
+	DDTREE_REQUIRE_SGLANG=1 $(BIN)/pytest -q -m sglang
+
+lab: setup             ## tests on real systemd hosts in network namespaces; needs root
+	DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q -m lab
+
+clean:                 ## ends the sandbox, removes it and the venv
+	-$(BIN)/ddtree-deploy sandbox down --purge
+	rm -rf $(VENV) build *.egg-info
