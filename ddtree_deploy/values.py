@@ -1,0 +1,72 @@
+"""Small value types of the YAML files: durations (`10s`, `5m`, `1h30m`) and sizes (`1GiB`, `500MB`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+$")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?)?B$")
+_POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_duration(value: Any) -> float:
+    """Seconds of `250ms`, `10s`, `5m`, `1h`, `1h30m`. Raises ValueError saying what is accepted."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("expected a duration such as 10s, 5m or 1h")
+    if not isinstance(value, str) or re.fullmatch(r"\d+(\.\d+)?", value):
+        raise ValueError(f"a duration needs a unit: {value}s, {value}m or {value}h")
+    if not _DURATION.match(value):
+        raise ValueError(f"{value!r} is not a duration such as 250ms, 10s, 5m, 1h or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+
+
+def parse_positive(value: Any) -> float:
+    """As `parse_duration`, but more than zero."""
+    seconds = parse_duration(value)
+    if seconds <= 0:
+        raise ValueError(f"{value!r} must be more than zero")
+    return seconds
+
+
+def parse_size(value: Any) -> int:
+    """Bytes of `500MB` (decimal), `1GiB` (binary), `0B`. Raises ValueError saying what is accepted."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError(f"a size needs a unit: {value}B, {value}MiB or {value}GiB")
+    match = _SIZE.match(value) if isinstance(value, str) else None
+    if match is None:
+        shown = repr(value) if isinstance(value, str) else "this"
+        raise ValueError(f"{shown} is not a size such as 500MB, 64MiB or 1GiB")
+    number, unit = match.groups()
+    if not unit:
+        return int(float(number))
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit[0]])
+
+
+def format_duration(seconds: float) -> str:
+    """`250ms`, `90s` as `1m30s`, `1h`: what `parse_duration` reads back."""
+    if seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    hours, rest = divmod(seconds, 3600)
+    minutes, secs = divmod(rest, 60)
+    parts = [(hours, "h"), (minutes, "m"), (secs, "s")]
+    return "".join(f"{n:g}{unit}" for n, unit in parts if n) or "0s"
+
+
+def format_size(size: int) -> str:
+    """`1 GiB`, `64 MiB`, `12 kB`-like text for people, in binary units."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Timeout = Annotated[float, BeforeValidator(parse_positive)]
+Size = Annotated[int, BeforeValidator(parse_size)]

@@ -1,0 +1,333 @@
+"""YAML with line numbers: every refusal names file, line and field, in one line.
+
+`load` reads one mapping from a file; `Document.parse` fits it to a pydantic model. What YAML 1.1 would
+silently turn into something else (`022` is 18, `12:30` is 750, `on:` is a boolean key) is refused instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import InputError
+
+Loc = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
+
+MAX_BYTES = 4 * 1024 * 1024
+MAX_NODES = 50_000  # aliases may multiply: a small file can expand to billions of values
+_TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
+_KINDS = {bool: "a boolean", int: "a number", float: "a number", type(None): "nothing", str: "text"}
+_OCTAL = re.compile(r"[-+]?0[0-7_]+$")
+_PLAIN_FIELD = re.compile(r"[\w.-]+$")
+
+
+class Model(BaseModel):
+    """Base of all input models: unknown keys refused, no silent conversions, frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+def kind_of(value: Any) -> str:
+    """What a YAML value is, in words: `a mapping`, `a list`, `a number`, ..."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return _KINDS.get(type(value), "a date")
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` or `; known: a, b` or nothing."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+def dotted(loc: Loc) -> str:
+    """`hosts.ct129.also_stop[0]`."""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if _PLAIN_FIELD.match(part) else repr(part)
+            text += f".{name}" if text else name
+    return text
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML file: `data` (plain Python), and for each path of keys and indices its line and its text."""
+
+    file: Path
+    data: dict[str, Any]
+    lines: dict[Loc, int]
+    texts: dict[Loc, str]  # scalars as written, before YAML gave them a type
+
+    def line(self, loc: Loc) -> int | None:
+        """The line of `loc`, or of the nearest thing around it (a missing key has none of its own)."""
+        for end in range(len(loc), -1, -1):
+            if loc[:end] in self.lines:
+                return self.lines[loc[:end]]
+        return None
+
+    def error(self, loc: Loc, message: str) -> InputError:
+        """An InputError at `loc`."""
+        return InputError(message, file=self.file, line=self.line(loc), field=dotted(loc))
+
+    def parse(self, model: type[M], loc: Loc = (), data: Any = None, fallback: Loc | None = None) -> M:
+        """Fit `data` (default: what is at `loc`) to `model`. Raises InputError for the first problem.
+
+        fallback: where a value may come from when it is not at `loc` (inherited defaults).
+        """
+        if data is None:
+            data = self.data
+            for part in loc:
+                data = data[part]
+        if not isinstance(data, dict):
+            raise self.error(loc, f"expected a mapping, got {kind_of(data)}")
+        try:
+            return model.model_validate(data)
+        except ValidationError as exc:
+            problems = []
+            for item in exc.errors(include_url=False):
+                where = (*loc, *item["loc"])
+                if fallback is not None and where not in self.lines:
+                    inherited = (*fallback, *item["loc"])
+                    where = inherited if inherited in self.lines else where
+                text = self._message(model, item, where)
+                problems.append((self.line(where) or 0, where, text))
+            problems.sort(key=lambda p: p[0])
+            _, where, text = problems[0]
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise self.error(where, text + more) from None
+
+    def _message(self, model: type[BaseModel], item: Any, where: Loc) -> str:
+        kind, value, ctx = item["type"], item.get("input"), item.get("ctx", {})
+        if kind == "missing":
+            return f"missing key {item['loc'][-1]!r}"
+        if kind == "extra_forbidden":
+            name = str(item["loc"][-1])
+            return f"unknown key {name!r}{suggest(name, _fields_at(model, item['loc'][:-1]))}"
+        if kind == "value_error":
+            return str(ctx["error"])
+        if kind == "literal_error":
+            return f"{self._shown(value, where)} is not one of {ctx['expected'].replace(' or ', ', ')}"
+        expected = {
+            "string_type": "text",
+            "int_type": "a whole number",
+            "float_type": "a number",
+            "bool_type": "true or false",
+            "list_type": "a list",
+            "tuple_type": "a list",
+            "dict_type": "a mapping",
+            "model_type": "a mapping",
+        }.get(kind)
+        if expected is None:
+            text = str(item["msg"])
+            return f"{text[:1].lower()}{text[1:]}, got {self._shown(value, where)}"
+        if expected == "text" and not isinstance(value, dict | list | type(None)):
+            raw = self.texts.get(where, str(value))
+            return f'expected text, but YAML reads {raw} as {kind_of(value)}; write "{raw}" in quotes'
+        return f"expected {expected}, got {self._shown(value, where)}"
+
+    def _shown(self, value: Any, where: Loc) -> str:
+        if isinstance(value, dict | list) or value is None:
+            return kind_of(value)
+        raw = self.texts.get(where, str(value))
+        return repr(raw) if isinstance(value, str) else f"{raw} ({kind_of(value)})"
+
+
+def _fields_at(model: type[BaseModel], loc: Loc) -> list[str]:
+    """Names of the keys that the model allows at `loc`."""
+    current: Any = model
+    for part in loc:
+        if isinstance(part, str) and part in current.model_fields:
+            current = _model_in(current.model_fields[part].annotation)
+        if current is None:
+            return []
+    return list(current.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((m for a in get_args(annotation) if (m := _model_in(a)) is not None), None)
+
+
+def load(path: Path | str, what: str = "") -> Document:
+    """Read one YAML mapping.
+
+    what: the kind of file, for messages (`hosts file`). Raises InputError: missing, unreadable, not UTF-8,
+    YAML syntax, empty, not a mapping, duplicate keys, keys that are not text, values that YAML misreads.
+    """
+    path = Path(path)
+    text = read_text(path, what)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        raise InputError(_syntax(exc, text), file=path, line=mark.line + 1 if mark else None) from None
+    except yaml.reader.ReaderError as exc:
+        line = text.count("\n", 0, exc.position) + 1
+        raise InputError(
+            f"character {chr(exc.character)!r} is not allowed in YAML"
+            if isinstance(exc.character, int)
+            else f"not valid YAML: {exc.reason}",
+            file=path,
+            line=line,
+        ) from None
+    except RecursionError:
+        raise InputError("nested too deeply", file=path) from None
+    if node is None:
+        raise InputError("the file is empty", file=path)
+    if not isinstance(node, yaml.MappingNode):
+        got = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+        raise InputError(f"expected a mapping, got {got}", file=path, line=node.start_mark.line + 1)
+    builder = _Builder(path)
+    try:
+        data = builder.build(node, (), node.start_mark.line + 1)
+    except RecursionError:
+        raise InputError("nested too deeply", file=path) from None
+    if not data:
+        raise InputError("the file is empty", file=path)
+    return Document(path, data, builder.lines, builder.texts)
+
+
+def read_text(path: Path, what: str = "") -> str:
+    """The UTF-8 text of an input file. Raises InputError naming file, reason and the line of a bad byte."""
+    label = what or "file"
+    try:
+        if path.is_dir():
+            raise InputError(f"{label} is a folder", file=path)
+        raw = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
+    except FileNotFoundError:
+        raise InputError(f"{label} does not exist", file=path) from None
+    except OSError as exc:
+        raise InputError(f"{label} cannot be read: {exc.strerror}", file=path) from None
+    if raw is None:
+        raise InputError(f"{label} is larger than {MAX_BYTES // 1024 // 1024} MiB", file=path)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        raise InputError(f"not UTF-8 text (byte 0x{raw[exc.start]:02x})", file=path, line=line) from None
+
+
+def _syntax(exc: yaml.MarkedYAMLError, text: str) -> str:
+    problem = (exc.problem or "").strip()
+    mark = exc.problem_mark
+    if mark is not None and "'\\t'" in problem:
+        return "a tab cannot be used for indentation in YAML; use spaces"
+    if "expected a single document" in str(exc.context or "") or "but found another document" in problem:
+        return "one YAML document expected, found a second one (---)"
+    context = f" ({exc.context.strip()})" if exc.context else ""
+    return f"not valid YAML: {problem}{context}"
+
+
+class _Builder:
+    """Turns composed nodes into plain Python, noting lines and texts."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.lines: dict[Loc, int] = {}
+        self.texts: dict[Loc, str] = {}
+        self._open: list[yaml.Node] = []
+        self._count = 0
+        self._flat: set[int] = set()  # merged already: an aliased node is met again, with merged keys in it
+        self._constructor = yaml.SafeLoader("")
+
+    def _error(self, node: yaml.Node, loc: Loc, message: str) -> InputError:
+        return InputError(message, file=self.file, line=node.start_mark.line + 1, field=dotted(loc))
+
+    def build(self, node: yaml.Node, loc: Loc, line: int) -> Any:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise self._error(node, (), f"more than {MAX_NODES} values (do aliases multiply?)")
+        if node in self._open:
+            raise self._error(node, loc, "an anchor contains itself")
+        if node.tag not in _TAGS and node.tag != "tag:yaml.org,2002:merge":
+            raise self._error(
+                node, loc, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not allowed"
+            )
+        self.lines[loc] = line
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, loc)
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self.build(n, (*loc, i), n.start_mark.line + 1) for i, n in enumerate(node.value)]
+            assert isinstance(node, yaml.MappingNode)
+            return self._mapping(node, loc)
+        finally:
+            self._open.pop()
+
+    def _scalar(self, node: yaml.ScalarNode, loc: Loc) -> Any:
+        text = node.value
+        self.texts[loc] = text
+        if node.tag == "tag:yaml.org,2002:merge":  # `<<` or `=` as a plain value
+            return text
+        number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if number and (":" in text or _OCTAL.match(text)):
+            value = self._constructor.construct_object(node)
+            raise self._error(
+                node, loc, f'YAML reads {text} as the number {value}; write {value} or "{text}"'
+            )
+        try:
+            return self._constructor.construct_object(node)
+        except (ValueError, OverflowError, yaml.YAMLError):
+            raise self._error(node, loc, f"{text} cannot be read as a value; put it in quotes") from None
+
+    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in [] if id(node) in self._flat else node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name = self._key(key, loc)
+            if name in seen:
+                raise self._error(
+                    key, (*loc, name), f"duplicate key {name!r}, first given on line {seen[name]}"
+                )
+            seen[name] = key.start_mark.line + 1
+        self._flat.add(id(node))
+        try:
+            self._constructor.flatten_mapping(node)
+        except yaml.constructor.ConstructorError as exc:
+            mark = exc.problem_mark or node.start_mark
+            raise InputError(
+                "`<<` must be given a mapping or a list of mappings",
+                file=self.file,
+                line=mark.line + 1,
+                field=dotted(loc),
+            ) from None
+        data: dict[str, Any] = {}
+        for key, value in node.value:
+            name = self._key(key, loc)
+            if name in data:  # merged first, then given here: forget the lines of the merged one
+                self._forget((*loc, name))
+            data[name] = self.build(value, (*loc, name), key.start_mark.line + 1)
+        return data
+
+    def _key(self, key: yaml.Node, loc: Loc) -> str:
+        if isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:str":
+            return str(key.value)
+        if not isinstance(key, yaml.ScalarNode):
+            raise self._error(key, loc, "a key must be text")
+        value = self._constructor.construct_object(key)
+        raise self._error(
+            key, loc, f'YAML reads the key {key.value} as {kind_of(value)}; write "{key.value}"'
+        )
+
+    def _forget(self, loc: Loc) -> None:
+        self.lines = {k: v for k, v in self.lines.items() if k[: len(loc)] != loc}
+        self.texts = {k: v for k, v in self.texts.items() if k[: len(loc)] != loc}
