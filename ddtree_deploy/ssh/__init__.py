@@ -1,0 +1,25 @@
+"""SSH: the only package that imports fabric and paramiko.
+
+with connect(host) as link:
+    done = link.run(link.command(host.python, "-V"), timeout=20)
+"""
+
+from ddtree_deploy.ssh.errors import host_key_error, transport_error
+from ddtree_deploy.ssh.host import SshHost, known_hosts_files
+from ddtree_deploy.ssh.link import Finished, Link, connect, offered_key
+from ddtree_deploy.ssh.stream import LinkLost, Stream, StreamEnded, Traffic
+
+__all__ = [
+    "Finished",
+    "Link",
+    "LinkLost",
+    "SshHost",
+    "Stream",
+    "StreamEnded",
+    "Traffic",
+    "connect",
+    "host_key_error",
+    "known_hosts_files",
+    "offered_key",
+    "transport_error",
+]

@@ -1,0 +1,116 @@
+"""Which keys we offer, in which order, without burning the server's patience."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+from paramiko import ssh_exception
+from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.config import SSHConfig
+from paramiko.pkey import UnknownKeyType
+
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.ssh import known_hosts
+from ddtree_deploy.ssh.errors import reason_of, transport_error
+from ddtree_deploy.ssh.host import SshHost, login_name
+from ddtree_deploy.ssh.stream import Watchdog, bounded
+
+DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+# sshd ends a connection after six refused keys (MaxAuthTries), so that a full agent needs several.
+KEYS_PER_CONNECTION = 5
+CONNECTIONS_FOR_KEYS = 6
+AUTH_S = 60.0
+
+
+class Keys(AuthStrategy):
+    """Public keys only: the host's identity file, else the agent's keys and the usual files.
+
+    `refused` (public blobs) is shared by all connections of one `connect`; `more` says that some are untried.
+    """
+
+    def __init__(self, host: SshHost, refused: set[bytes]) -> None:
+        super().__init__(ssh_config=SSHConfig())
+        self.host = host
+        self.refused = refused
+        self.begun = False
+        self.more = False
+        self.dog: Watchdog | None = None
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        self.begun = True
+        if self.dog:
+            self.dog.seconds = AUTH_S
+        tried = 0
+        for key in self._candidates():
+            if key.asbytes() in self.refused:
+                continue
+            if tried == KEYS_PER_CONNECTION:
+                self.more = True
+                return
+            if self.dog:
+                self.dog.feed()
+            tried += 1
+            self.refused.add(key.asbytes())
+            yield InMemoryPrivateKey(login_name(self.host), key)
+        if not self.refused:
+            raise transport_error(
+                self.host, "authentication", "there is no SSH key to offer: no agent, no identity_file"
+            )
+
+    def _candidates(self) -> Iterator[paramiko.PKey]:
+        identity = self.host.identity_file
+        if identity is None:
+            yield from _agent_keys()
+            for name in DEFAULT_KEYS:
+                path = Path("~/.ssh").expanduser() / name
+                key = _load(path) if path.exists() else None
+                if key is not None:
+                    yield key
+            return
+        try:
+            key = _load(identity)
+        except (OSError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
+            raise InputError(f"identity_file {identity}: {reason_of(error)}", host=self.host.name) from error
+        if key is not None:
+            yield key
+            return
+        # Encrypted: the agent may hold it unlocked.
+        public = _public_blob(identity)
+        held = [k for k in _agent_keys() if public in (None, k.asbytes())]
+        if not held:
+            raise InputError(
+                f"identity_file {identity} is encrypted and the agent does not hold it",
+                host=self.host.name,
+                next_command=f"ssh-add {shlex.quote(str(identity))}",
+            )
+        yield from held
+
+
+def _agent_keys() -> list[paramiko.PKey]:
+    try:
+        return list(bounded(lambda: paramiko.Agent().get_keys(), 10.0, "the SSH agent does not answer"))
+    except (OSError, paramiko.SSHException):
+        return []
+
+
+def _load(path: Path) -> paramiko.PKey | None:
+    """The private key of the file; None when it is encrypted."""
+    try:
+        key: paramiko.PKey = paramiko.PKey.from_path(path)
+    except (TypeError, ssh_exception.PasswordRequiredException):
+        return None
+    except ValueError as error:
+        if "encrypted" in str(error).lower() or "password" in str(error).lower():
+            return None
+        raise
+    return key
+
+
+def _public_blob(identity: Path) -> bytes | None:
+    try:
+        return known_hosts.blob(identity.with_name(identity.name + ".pub").read_text())
+    except (OSError, ValueError):
+        return None

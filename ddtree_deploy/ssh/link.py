@@ -1,0 +1,272 @@
+"""Connect strictly, run commands, never wait without a bound.
+
+Host keys are checked by `known_hosts`, not by the library: fabric installs a policy that accepts any key, and
+paramiko honours neither @revoked nor a second key type.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import shlex
+import socket
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import fabric  # type: ignore[import-untyped]
+import paramiko
+from paramiko.auth_strategy import AuthFailure
+
+from ddtree_deploy.errors import HostKeyError, InputError, TransportError
+from ddtree_deploy.ssh import known_hosts
+from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
+from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
+from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
+from ddtree_deploy.ssh.stream import LinkLost, Stream, Traffic, Watchdog, bounded
+
+EXEC_S = 30.0
+OUTPUT_LIMIT = 256 << 20
+
+# Without a handler Python prints the library's own tracebacks to stderr; its errors reach the user by ours.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended. `rc` is None when its exit status is unknown."""
+
+    rc: int | None
+    out: bytes
+    err: bytes
+
+
+@dataclass
+class Link:
+    """An authenticated connection to one host."""
+
+    host: SshHost
+    connection: Any
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def command(self, python: str, *args: str) -> str:
+        """The shell command that runs the host's Python: a leading `~` is expanded there, the rest quoted."""
+        words = [_quote_path(python), *(shlex.quote(a) for a in args)]
+        return " ".join(["sudo -n", *words] if self.host.become else words)
+
+    def stream(self, command: str, *, stage: str = "ssh") -> Stream:
+        """Start a command. Raises TransportError when the host does not start it within 30 s."""
+        transport: paramiko.Transport = self.connection.transport
+        with Watchdog(EXEC_S, self.abort) as dog:
+            try:
+                channel = transport.open_session(timeout=EXEC_S)
+                channel.exec_command(command)
+            except Exception as error:
+                if dog.bitten or isinstance(error, TimeoutError):
+                    error = TimeoutError(f"the host did not start a command within {EXEC_S:.0f} s")
+                raise translate(error, self.host, stage) from error
+        self.traffic.execs += 1
+        return Stream(channel, self.traffic, self.abort)
+
+    def run(self, command: str, stdin: bytes = b"", *, timeout: float, stage: str = "ssh") -> Finished:
+        """Run a command to its end, feeding stdin and draining both outputs at the same time.
+
+        Raises:
+            TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
+        """
+        deadline = time.monotonic() + timeout
+        stream = self.stream(command, stage=stage)
+        stream.error_limit = OUTPUT_LIMIT
+        with Watchdog(timeout, self.abort) as dog:
+            try:
+                try:
+                    stream.send(stdin)
+                    stream.end_input()
+                except LinkLost:
+                    # A command may end without reading its stdin; what it wrote says why.
+                    if dog.bitten or not self.alive:
+                        raise
+                out = stream.read_all(deadline, OUTPUT_LIMIT)
+                rc = stream.exit_status(max(0.0, deadline - time.monotonic()))
+                err = stream.stderr
+            except LinkLost as error:
+                why = f"no answer within {timeout:.0f} s" if dog.bitten else str(error)
+                raise transport_error(self.host, stage, why) from error
+        if rc is None and not self.alive:
+            why = f"no answer within {timeout:.0f} s" if dog.bitten else "the connection was lost"
+            raise transport_error(self.host, stage, why)
+        stream.close()
+        return Finished(rc, out, err)
+
+    @property
+    def alive(self) -> bool:
+        """False once the connection is known to have ended; a frozen host still counts as alive."""
+        transport = self.connection.transport
+        return bool(transport is not None and transport.is_active())
+
+    def abort(self) -> None:
+        """Break the connection at once, from any thread; every wait on it ends."""
+        _shutdown(self.connection.connect_kwargs["sock"])
+
+    def close(self) -> None:
+        """Close the connection; never blocks for long, never raises."""
+        self.abort()
+        try:
+            self.connection.close()
+        except Exception:
+            logging.getLogger(__name__).debug("closing the connection to %s", self.host.name, exc_info=True)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(host: SshHost) -> Link:
+    """Open a connection to the host, with its key checked and ourselves authenticated.
+
+    Raises:
+        HostKeyError: the host's key is unknown, changed or revoked.
+        TransportError: anything else that kept us out.
+        InputError: the identity file of the host cannot be used.
+    """
+    refused: set[bytes] = set()
+    for _ in range(CONNECTIONS_FOR_KEYS):
+        strategy = Keys(host, refused)
+        try:
+            return _connect_once(host, strategy, _policy(host))
+        except TransportError as error:
+            if not (strategy.more and isinstance(error.__cause__, AuthFailure)):
+                raise
+    raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
+
+
+def offered_key(host: SshHost) -> tuple[str, bytes]:
+    """The key type and blob that the host presents, whatever is on file. Nothing is authenticated or sent."""
+    seen: list[paramiko.PKey] = []
+
+    class Look(paramiko.MissingHostKeyPolicy):
+        def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+            seen.append(key)
+            raise HostKeyError("only looking")
+
+    try:
+        _connect_once(host, Keys(host, set()), Look()).close()
+    except HostKeyError:
+        return seen[0].get_name(), seen[0].asbytes()
+    raise AssertionError("the policy refuses every key")
+
+
+def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy) -> Link:
+    sock = _open_socket(host)
+    wanted = known_hosts.algorithms(known_hosts.read(known_hosts_files(host)), host.address, host.port)
+
+    def transport(sock: Any, **options: Any) -> paramiko.Transport:
+        made = paramiko.Transport(sock, **options)
+        security = made.get_security_options()
+        able = list(security.key_types)
+        first = [a for a in wanted if a in able]
+        security.key_types = [*first, *(a for a in able if a not in first)]
+        return made
+
+    connection = fabric.Connection(
+        host.address,
+        user=login_name(host),
+        port=host.port,
+        config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
+        connect_timeout=host.connect_timeout_s + 5,
+        connect_kwargs={
+            "sock": sock,
+            "transport_factory": transport,
+            "auth_strategy": strategy,
+            "banner_timeout": host.connect_timeout_s,
+            "auth_timeout": AUTH_S,
+            "channel_timeout": EXEC_S,
+        },
+    )
+    connection.client.set_missing_host_key_policy(policy)
+    link = Link(host, connection)
+    bound = host.connect_timeout_s + 5
+    with Watchdog(bound, lambda: _shutdown(sock)) as dog:
+        strategy.dog = dog
+        try:
+            connection.open()
+        except BaseException as error:
+            link.close()
+            if isinstance(error, HostKeyError | InputError | KeyboardInterrupt):
+                raise
+            stage = "authentication" if strategy.begun else "connect"
+            if dog.bitten:
+                raise transport_error(
+                    host, stage, f"the SSH handshake did not end within {dog.seconds:.0f} s"
+                ) from error
+            raise translate(error, host, stage) from error
+    return link
+
+
+def _open_socket(host: SshHost) -> socket.socket:
+    """A TCP connection that sends at once, and that notices a peer that has gone."""
+    deadline = time.monotonic() + host.connect_timeout_s
+    try:
+        found = bounded(
+            lambda: socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM),
+            host.connect_timeout_s,
+            f"the name {host.address} was not resolved within {host.connect_timeout_s:.0f} s",
+        )
+        problem: Exception = OSError(errno.EADDRNOTAVAIL, "no address")
+        for family, kind, protocol, _, address in found:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(max(0.1, deadline - time.monotonic()))
+                sock.connect(address)
+            except OSError as error:
+                sock.close()
+                problem = error
+                continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            # Linux names; elsewhere our own heartbeats do the work alone.
+            for option, value in (
+                ("TCP_USER_TIMEOUT", 30_000),
+                ("TCP_KEEPIDLE", 10),
+                ("TCP_KEEPINTVL", 5),
+                ("TCP_KEEPCNT", 4),
+            ):
+                if hasattr(socket, option):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            return sock
+        raise problem
+    except Exception as error:
+        raise translate(error, host, "connect") from error
+
+
+def _policy(host: SshHost) -> paramiko.MissingHostKeyPolicy:
+    files = known_hosts_files(host)
+
+    class Strict(paramiko.MissingHostKeyPolicy):
+        def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+            verdict, lines = known_hosts.judge(
+                known_hosts.read(files), host.address, host.port, key.asbytes()
+            )
+            if verdict != "known":
+                raise host_key_error(host, verdict, key.get_name(), key.asbytes(), lines)
+
+    return Strict()
+
+
+def _quote_path(path: str) -> str:
+    home = re.match(r"~[A-Za-z0-9._-]*/", path)
+    return home.group() + shlex.quote(path[home.end() :]) if home else shlex.quote(path)
+
+
+def _shutdown(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
