@@ -44,7 +44,7 @@ class Host:
     line: int | None = None
 
     def secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """`{"api_key": ...}` from the environment, or {}. Raises InputError naming a variable that is not set."""
+        """`{"api_key": ...}` from the environment, or {}. InputError: the variable is not set."""
         if not self.api_key_env:
             return {}
         value = (os.environ if environ is None else environ).get(self.api_key_env, "")

@@ -1,0 +1,171 @@
+"""playbooks/*.yaml -> Playbook: ordered steps, each with the options of its kind.
+
+The order is checked here, so that no playbook can change a host before it is locked and backed up.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from .errors import InputError
+from .playbook_schema import FORBIDDEN, KINDS, NEEDS, PROMPTS, REQUIRED, TIMEOUTS, Baseline, Run
+from .yamlfile import Document, Model, kind_of, read_text, suggest
+from .yamlfile import load as load_yaml
+
+_ORDER = [kind for kind in KINDS if kind != "run"]
+
+
+class PlaybookModel(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    name: str
+    action: Literal["rollout", "rollback"]
+    on_controller_loss: Literal["finish", "undo"] = "finish"
+    on_inconclusive: Literal["rollback", "hold"] = "rollback"
+    steps: list[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. `options` are those of StepSpec; `timeout_s` is None where the service's limits decide."""
+
+    name: str
+    kind: str
+    timeout_s: float | None
+    options: dict[str, Any]
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """A checked playbook. `attachments`: archive path -> content of the files its steps need."""
+
+    file: Path
+    name: str
+    action: str
+    steps: tuple[Step, ...]
+    on_controller_loss: str = "finish"
+    on_inconclusive: str = "rollback"
+    attachments: dict[str, bytes] = field(default_factory=dict)
+
+    def step(self, kind: str) -> Step | None:
+        """The step of this kind, or None."""
+        return next((step for step in self.steps if step.kind == kind), None)
+
+
+def load(path: Path | str) -> Playbook:
+    """Read a playbook. Raises InputError for the first thing wrong in it."""
+    doc = load_yaml(path, "playbook")
+    top = doc.parse(PlaybookModel)
+    if not top.steps:
+        raise doc.error(("steps",), "no steps are listed")
+    steps: list[Step] = []
+    attachments: dict[str, bytes] = {}
+    for i in range(len(top.steps)):
+        step, needed = _step(doc, i)
+        steps.append(step)
+        attachments.update(needed)
+    _check_order(doc, top.action, steps)
+    return Playbook(
+        file=doc.file,
+        name=top.name,
+        action=top.action,
+        steps=tuple(steps),
+        on_controller_loss=top.on_controller_loss,
+        on_inconclusive=top.on_inconclusive,
+        attachments=attachments,
+    )
+
+
+def _step(doc: Document, i: int) -> tuple[Step, dict[str, bytes]]:
+    """Step i: either a word, or a mapping of one word to its options."""
+    item, loc = doc.data["steps"][i], ("steps", i)
+    if isinstance(item, dict):
+        if len(item) != 1:
+            raise doc.error(loc, f"a step is one word and its options, got the keys {', '.join(item)}")
+        (kind,) = item
+        options = item[kind]
+    elif isinstance(item, str):
+        kind, options = item, None
+    else:
+        raise doc.error(loc, f"expected the name of a step, got {kind_of(item)}")
+    if kind not in KINDS:
+        raise doc.error(loc, f"unknown step {kind!r}{suggest(kind, KINDS)}")
+    at = (*loc, kind) if isinstance(item, dict) else loc
+    if options is not None and not isinstance(options, dict):
+        raise doc.error(at, f"expected the options of {kind} as a mapping, got {kind_of(options)}")
+    model = doc.parse(KINDS[kind], at, options or {})
+    attachments = {PROMPTS: _prompts(doc, at, model)} if isinstance(model, Baseline) else {}
+    timeout = model.timeout if model.timeout is not None else TIMEOUTS.get(kind)
+    name = model.name if isinstance(model, Run) else kind
+    return Step(name, kind, timeout, model.wire(), doc.line(at)), attachments
+
+
+def _prompts(doc: Document, at: tuple[str | int, ...], model: Baseline) -> bytes:
+    """The prompts file, checked line by line: SGLang drops, silently, lines that do not fit its format."""
+    path = doc.file.parent / Path(model.prompts).expanduser()
+    if not path.exists():
+        raise doc.error((*at, "prompts"), f"prompts file {path} does not exist")
+    text = read_text(path, "prompts file")
+    count = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as exc:
+            raise InputError(f"not JSON: {exc}", file=path, line=number) from None
+        turns = row.get("conversations") if isinstance(row, dict) else None
+        if not isinstance(turns, list) or len(turns) < 2:
+            raise InputError(
+                "expected {conversations: [prompt, answer]}, at least two turns", file=path, line=number
+            )
+        first = turns[0] if isinstance(turns[0], dict) else {}
+        prompt = first.get("content", first.get("value"))
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise InputError("the first turn has no text under content or value", file=path, line=number)
+        count += 1
+    wanted = model.tokens
+    if count < wanted:
+        raise doc.error((*at, "tokens"), f"{wanted} prompts wanted, {path} has {count}")
+    return text.encode()
+
+
+def _check_order(doc: Document, action: str, steps: list[Step]) -> None:
+    """Which steps there are, then in which order they come."""
+    by_name: dict[str, Step] = {}
+    for step in steps:
+        if step.name in by_name:
+            first = by_name[step.name].line
+            raise _error(doc, step, f"{step.name!r} is listed twice, first on line {first}")
+        by_name[step.name] = step
+        if step.kind in FORBIDDEN[action]:
+            raise _error(doc, step, f"{step.kind!r} has no place in a rollback: it restores a backup")
+    for kind in REQUIRED[action]:
+        if kind not in by_name:
+            needed = ", ".join(REQUIRED[action])
+            raise doc.error(("steps",), f"the step {kind!r} is missing; a {action} needs {needed}")
+    for step in steps:
+        need = NEEDS.get(step.kind)
+        if need and need not in by_name:
+            raise _error(doc, step, f"{step.kind!r} needs the step {need!r}")
+    benchmark, baseline = by_name.get("benchmark"), by_name.get("baseline")
+    if benchmark and baseline and baseline.options["bench"] is None:
+        raise _error(doc, benchmark, "'benchmark' compares with a baseline that has no bench (bench: null)")
+    last: Step | None = None
+    for step in (s for s in steps if s.kind != "run"):
+        if last is not None and _ORDER.index(step.kind) < _ORDER.index(last.kind):
+            raise _error(doc, step, f"{step.kind!r} must come before {last.kind!r} (line {last.line})")
+        last = step
+    for i, step in enumerate(steps):
+        before = {s.kind for s in steps[:i]}
+        if step.kind == "run" and ("lock" not in before or "unlock" in before):
+            raise _error(doc, step, f"the run step {step.name!r} must stand between lock and unlock")
+
+
+def _error(doc: Document, step: Step, message: str) -> InputError:
+    return InputError(message, file=doc.file, line=step.line, field=step.name)
