@@ -1,0 +1,28 @@
+"""Showing a run: live on a terminal, plain lines in a pipe, JSON lines for programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ddtree_deploy.console.view import JsonView, PlainView, View
+
+__all__ = ["JsonView", "PlainView", "View", "choose", "is_terminal"]
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be shown a moving picture and be asked."""
+    return sys.stdout.isatty() and sys.stdin.isatty()
+
+
+def choose(json_lines: bool) -> View:
+    """The view for this stdout."""
+    if json_lines:
+        return JsonView(sys.stdout)
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        from rich.console import Console
+
+        from ddtree_deploy.console.live import LiveView
+
+        return LiveView(Console(highlight=False, markup=False, emoji=False))
+    return PlainView(sys.stdout)

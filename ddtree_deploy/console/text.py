@@ -1,0 +1,47 @@
+"""Text from a host, made safe to print."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Bidirectional overrides and other format characters can make a line read as what it is not.
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def safe(text: object, limit: int = 2000) -> str:
+    """One line without control characters: they are shown as escapes (`\\x1b`), tabs as blanks.
+
+    A terminal must never obey what a host prints; CI logs and `--json` readers must get one line.
+    """
+    out = []
+    for char in str(text)[: limit + 1]:
+        if char == "\t":
+            out.append(" ")
+        elif unicodedata.category(char) in _HIDDEN:
+            code = ord(char)
+            out.append(
+                f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+            )
+        else:
+            out.append(char)
+    return "".join(out[:limit]) + ("..." if len(out) > limit else "")
+
+
+def size(count: float) -> str:
+    """Bytes for people: 512 B, 61.2 kB, 48.0 MB."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000 or unit == "GB":
+            return f"{count:.1f} {unit}"
+    raise AssertionError
+
+
+def span(seconds: float) -> str:
+    """A time span for people: 0.4 s, 75 s, 12 min 05 s."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"

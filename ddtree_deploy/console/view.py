@@ -1,0 +1,112 @@
+"""What every way of showing a run must do, and the plain one: one line an event, for pipes and CI logs."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import IO, Any, Protocol
+
+from ddtree_deploy.console.summary import fleet_lines, host_lines
+from ddtree_deploy.console.text import safe, span
+from ddtree_deploy.outcome import Outcome
+
+Event = dict[str, Any]
+PROGRESS_EVERY_S = 5.0
+
+
+class View(Protocol):
+    """Shows a run. `event` takes the host's journal events and the controller's own (docs/events.md)."""
+
+    def event(self, host: str, run: str, event: Event) -> None: ...
+    def text(self, lines: list[str]) -> None:
+        """Show lines that are for people only (a plan)."""
+
+    def outcome(self, outcome: Outcome) -> None: ...
+    def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainView:
+    """Lines `HOST  STEP  what`. Progress of a step at most every 5 s."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._shown: dict[tuple[str, str], float] = {}
+
+    def event(self, host: str, run: str, event: Event) -> None:
+        line = line_of(event)
+        if line is None:
+            return
+        if event["e"] == "progress":
+            key = (host, str(event.get("step", "")))
+            if time.monotonic() - self._shown.get(key, float("-inf")) < PROGRESS_EVERY_S:
+                return
+            self._shown[key] = time.monotonic()
+        self._print(f"{host}  {line}")
+
+    def text(self, lines: list[str]) -> None:
+        for line in lines:
+            self._print(line)
+
+    def outcome(self, outcome: Outcome) -> None:
+        self.text(["", *host_lines(outcome)])
+
+    def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
+        self.text(fleet_lines(outcomes, waiting))
+
+    def close(self) -> None:
+        self._out.flush()
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+class JsonView:
+    """JSON lines, one object an event; keys are stable (docs/events.md). Nothing else goes to stdout."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def event(self, host: str, run: str, event: Event) -> None:
+        self._print({"host": host, "run": run, "t": round(time.time(), 3), **event})
+
+    def text(self, lines: list[str]) -> None:
+        return
+
+    def outcome(self, outcome: Outcome) -> None:
+        self._print({"t": round(time.time(), 3), "e": "outcome", **outcome.to_dict()})
+
+    def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
+        codes = {o.host: o.exit_code for o in outcomes}
+        self._print({"t": round(time.time(), 3), "e": "fleet", "exits": codes, "waiting": waiting})
+
+    def close(self) -> None:
+        self._out.flush()
+
+    def _print(self, data: Event) -> None:
+        # ASCII, so that no control character of a host's output reaches a terminal as itself.
+        print(json.dumps(data, separators=(",", ":")), file=self._out, flush=True)
+
+
+def line_of(event: Event) -> str | None:
+    """The event as one line for people, or None for one that is not shown. Pure."""
+    kind = event["e"]
+    step = f"{safe(event.get('step', '')):<10}"
+    if kind == "verdict":
+        seconds = span(float(event.get("seconds", 0.0)))
+        return f"{step} {event.get('verdict', '?'):<12} {seconds:>12}  {safe(event.get('reason', ''))}"
+    if kind == "start":
+        return f"{step} ..."
+    if kind == "progress":
+        return f"{step}   {safe(event.get('text', ''), 200)}"
+    if kind == "output" and event.get("rc"):
+        tail = [line for line in str(event.get("tail", "")).splitlines() if line.strip()][-1:]
+        return f"{step}   exit status {event['rc']}: {safe(tail[0] if tail else '', 300)}"
+    if kind == "undo":
+        reason = f": {safe(event['reason'])}" if event.get("reason") else ""
+        return f"{step} undo {event.get('phase', '')}{reason}"
+    if kind == "noise":
+        return f"{step}   host says: {safe(event.get('text', ''), 200)}"
+    if kind in ("connected", "facts", "sent", "lost", "resumed", "interrupt"):
+        return f"{kind:<10} {safe(event.get('text', ''))}"
+    return None

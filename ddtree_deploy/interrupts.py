@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM: at once while nothing runs on the host, in order once something does."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """While active, signals raise KeyboardInterrupt; between `hold` and `release` they are only counted.
+
+    A second controller-side wait must be able to see how often the user asked, so `count` never goes back.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.held = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def hold(self) -> None:
+        """From now on only count: the caller looks at `count` between its waits."""
+        self.held = True
+
+    def release(self) -> None:
+        """Signals raise again."""
+        self.held = False
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if not self.held:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupts:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]

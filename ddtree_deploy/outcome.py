@@ -1,0 +1,105 @@
+"""How a run on one host ended, and what it means."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ddtree_deploy.errors import DeployError
+
+MEANING = {
+    0: "passed",
+    1: "a gate failed; the host is as it was before",
+    2: "bad input; nothing was touched",
+    3: "the rollback is incomplete; the host needs a person",
+    4: "unreachable, or refused by SSH",
+    5: "locked by another run",
+    6: "drift, or no variant for this SGLang; nothing was touched",
+    7: "inconclusive: a gate could not decide",
+    8: "contact lost; the host goes on by itself",
+    130: "interrupted",
+}
+
+
+@dataclass
+class Outcome:
+    """One host's outcome. `results` maps step name to the data of its result event."""
+
+    host: str
+    action: str  # rollout | rollback | attach
+    exit_code: int
+    run: str = ""
+    verdict: str = ""  # pass | fail | inconclusive | interrupted | error
+    state: str = ""  # what the host is in now
+    step: str = ""  # where it ended, if not by a pass
+    reason: str = ""
+    next_command: str = ""
+    seconds: float = 0.0
+    execs: int = 0
+    sent: int = 0  # bytes of the execs' stdin
+    received: int = 0  # bytes of their stdout and stderr
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the exit code's meaning."""
+        return {**asdict(self), "meaning": meaning(self.exit_code)}
+
+    @classmethod
+    def of_error(cls, error: DeployError, host: str, action: str) -> Outcome:
+        """The outcome of a host on which nothing was started, or from which contact was lost."""
+        verdict = {7: "inconclusive", 130: "interrupted"}.get(error.exit_code, "fail")
+        return cls(
+            host=host,
+            action=action,
+            exit_code=error.exit_code,
+            verdict=verdict,
+            state=error.state,
+            step=error.stage,
+            reason=error.message,
+            next_command=error.next_command,
+        )
+
+
+def meaning(exit_code: int) -> str:
+    """What an exit code says, in a few words."""
+    return MEANING.get(exit_code, "unknown exit code")
+
+
+def figures(outcome: Outcome) -> list[tuple[str, str, str]]:
+    """Rows (name, before, after) of what the gates measured; empty where nothing was measured."""
+    before = _flat(outcome.results.get("baseline", {}))
+    after = _flat(outcome.results.get("benchmark", {}))
+    rows = []
+    for key, name, digits in FIGURES:
+        old, new = before.get(key), after.get(key)
+        if old is not None or new is not None:
+            rows.append((name, _number(old, digits), _number(new, digits)))
+    return rows
+
+
+FIGURES = (
+    ("steps_per_token", "verify steps per token", 3),
+    ("accept_length", "accept length", 3),
+    ("tokens_per_s", "tokens/s", 1),
+    ("ttft_ms", "TTFT, ms", 1),
+    ("tpot_ms", "TPOT, ms", 2),
+    ("completed", "requests completed", 0),
+)
+
+
+def _flat(data: dict[str, Any]) -> dict[str, float]:
+    """Numbers of a result at any depth, by their own name; the first of a name counts."""
+    found: dict[str, float] = {}
+    for key, value in data.items():
+        if isinstance(value, bool):
+            continue
+        if isinstance(value, int | float):
+            found.setdefault(key, float(value))
+        elif isinstance(value, dict):
+            for inner, number in _flat(value).items():
+                found.setdefault(inner, number)
+    return found
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

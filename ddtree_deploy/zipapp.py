@@ -1,0 +1,105 @@
+"""What is sent to the host to run there: the runner as a zipapp, the facts script as one text on stdin.
+
+Both are made of `ddtree_deploy/onhost/`, which is standard library only and is called `onhost` on the host.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import json
+import zipfile
+import zlib
+from pathlib import Path
+
+from ddtree_deploy.onhost.protocol import FactsRequest, to_dict
+
+SOURCE = Path(__file__).parent / "onhost"
+# Zip files cannot say "no time"; the same sources must give the same bytes.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MAIN = b"import sys\n\nfrom onhost.main import main\n\nsys.exit(main(sys.argv[1:]))\n"
+
+# Modules come from memory, so that asking for facts leaves no file on the host, in /tmp neither.
+_FACTS = """\
+import base64, importlib.abc, importlib.util, json, sys, zlib
+_SOURCES = json.loads(zlib.decompress(base64.b64decode({sources!r})))
+class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    def find_spec(self, name, path=None, target=None):
+        if name in _SOURCES:
+            return importlib.util.spec_from_loader(name, self, is_package=_SOURCES[name][0])
+    def get_source(self, name):
+        return _SOURCES[name][1]
+    def is_package(self, name):
+        return _SOURCES[name][0]
+sys.meta_path.insert(0, _Memory())
+sys.dont_write_bytecode = True
+from onhost.facts import main
+sys.exit(main({request!r}))
+"""
+
+
+def sources() -> dict[str, bytes]:
+    """The files of the package by their name in the zipapp, `onhost/...`, sorted."""
+    files = sorted(p for p in SOURCE.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {f"onhost/{path.relative_to(SOURCE).as_posix()}": path.read_bytes() for path in files}
+
+
+def runner() -> bytes:
+    """The runner: a zip that Python executes. Equal sources give equal bytes."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in {**sources(), "__main__.py": _MAIN}.items():
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data, compresslevel=9)
+    return out.getvalue()
+
+
+def facts_script(request: FactsRequest) -> bytes:
+    """The program for `PYTHON -I -S -`: the modules that facts need, compressed, and the request."""
+    needed = _closure("onhost.facts", _modules())
+    packed = base64.b64encode(zlib.compress(json.dumps(needed).encode(), 9)).decode()
+    return _FACTS.format(sources=packed, request=json.dumps(to_dict(request))).encode()
+
+
+def _modules() -> dict[str, tuple[bool, str]]:
+    """Module name -> (is a package, source)."""
+    found = {}
+    for file, data in sources().items():
+        if not file.endswith(".py"):
+            continue
+        parts = file.removesuffix(".py").split("/")
+        package = parts[-1] == "__init__"
+        found[".".join(parts[:-1] if package else parts)] = (package, data.decode())
+    return found
+
+
+def _closure(start: str, modules: dict[str, tuple[bool, str]]) -> dict[str, tuple[bool, str]]:
+    """`start` and every module it imports, at any depth and at any place in the code, with their packages."""
+    needed: dict[str, tuple[bool, str]] = {}
+    queue = [start]
+    while queue:
+        name = queue.pop()
+        if name in needed or name not in modules:
+            continue
+        needed[name] = modules[name]
+        queue.append(name.rpartition(".")[0])
+        queue += _imports(name, *modules[name])
+    return dict(sorted(needed.items()))
+
+
+def _imports(name: str, package: bool, source: str) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = name.split(".")
+                parent = parts[: len(parts) - node.level + (1 if package else 0)]
+                base = ".".join([*parent, *([node.module] if node.module else [])])
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return found
