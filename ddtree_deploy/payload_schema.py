@@ -1,0 +1,157 @@
+"""What payload.yaml may say."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from .values import Timeout
+from .yamlfile import Model
+
+_SHA256 = re.compile(r"[0-9a-f]{64}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9.]+)?$")
+_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?$")
+_GROUP = re.compile(r"\w+(\.\w+)*$")
+_REF = re.compile(r"(site|sglang):(.+)$", re.DOTALL)
+
+
+def relative_problem(path: str) -> str:
+    """Why `path` is not a plain relative path; "" if it is."""
+    if not path:
+        return "the path is empty"
+    if path.startswith("/") or path.startswith("~"):
+        return f"{path!r} must be a relative path"
+    if "\\" in path or any(ord(c) < 32 or ord(c) == 127 for c in path):
+        return f"{path!r} has a character that a path here may not have"
+    parts = path.split("/")
+    if ".." in parts:
+        return f"{path!r} leaves its folder"
+    if "" in parts or "." in parts:
+        return f"{path!r} is not written in its shortest form"
+    return ""
+
+
+def _relative(value: str) -> str:
+    problem = relative_problem(value)
+    if problem:
+        raise ValueError(problem)
+    return value
+
+
+def _ref(value: str) -> str:
+    match = _REF.match(value)
+    if match is None:
+        raise ValueError(f"{value!r} must start with site: (site-packages) or sglang: (the sglang folder)")
+    problem = relative_problem(match[2])
+    if problem:
+        raise ValueError(problem)
+    if match[2].endswith(".pyc") or "__pycache__" in match[2].split("/"):
+        raise ValueError(f"{value!r}: compiled files are not installed, Python makes them")
+    if match[1] == "site" and match[2].split("/")[0] == "sglang":
+        raise ValueError(f"{value!r}: write sglang:, its folder may be elsewhere (editable installs)")
+    return value
+
+
+def _digest(value: str) -> str:
+    if not _SHA256.match(value):
+        raise ValueError(f"{value!r} is not a sha256 (64 hexadecimal digits)")
+    return value
+
+
+def _name(value: str) -> str:
+    if not _NAME.match(value):
+        raise ValueError(f"{value!r} is not a name: letters, digits, `.`, `_`, `-`")
+    return value
+
+
+def _version(value: str) -> str:
+    if not _VERSION.match(value):
+        raise ValueError(f"{value!r} is not a version such as 0.1.0 or 1.2rc1")
+    return value
+
+
+Relative = Annotated[str, AfterValidator(_relative)]
+Ref = Annotated[str, AfterValidator(_ref)]
+Digest = Annotated[str, AfterValidator(_digest)]
+Name = Annotated[str, AfterValidator(_name)]
+Version = Annotated[str, AfterValidator(_version)]
+
+
+class FileModel(Model):
+    from_: Relative = Field(alias="from")
+    to: Ref
+
+
+class OverlayModel(Model):
+    to: Ref
+    base: Digest
+    file: Relative | None = None
+    patch: Relative | None = None
+    result: Digest | None = None
+    base_file: Relative | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> OverlayModel:
+        if (self.file is None) == (self.patch is None):
+            raise ValueError("an overlay has either file: (the whole new file) or patch: (a unified diff)")
+        if self.file is not None and (self.result or self.base_file):
+            raise ValueError("result: and base_file: belong to a patch")
+        return self
+
+
+class DistInfoModel(Model):
+    name: Name
+    summary: str = ""
+    entry_points: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+    @field_validator("summary")
+    @classmethod
+    def _summary(cls, value: str) -> str:
+        if "\n" in value:
+            raise ValueError("the summary must be one line")
+        return value
+
+    @field_validator("entry_points")
+    @classmethod
+    def _entry_points(cls, value: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        for group, points in value.items():
+            if not _GROUP.match(group):
+                raise ValueError(f"{group!r} is not the name of an entry point group")
+            for name, target in points.items():
+                if not _NAME.match(name) or not _ENTRY.match(target):
+                    raise ValueError(f"{name} = {target} is not an entry point; write name: module:attribute")
+        return value
+
+
+class VariantModel(Model):
+    name: Name
+    sglang: list[str] = Field(min_length=1)
+    files: list[FileModel] = Field(default_factory=list)
+    overlays: list[OverlayModel] = Field(default_factory=list)
+    dist_info: DistInfoModel | None = None
+
+
+class CheckModel(Model):
+    script: Relative
+    expect: str = ""  # the exact last line of its stdout; "": only exit status 0 counts
+    timeout: Timeout = 300.0
+    argv: bool = False  # append `--` and the future command line of the server
+
+    @field_validator("expect")
+    @classmethod
+    def _expect(cls, value: str) -> str:
+        if "\n" in value:
+            raise ValueError("expect is one line, the last of the script's output")
+        return value
+
+
+class PayloadModel(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    name: Name
+    version: Version
+    variants: list[VariantModel] = Field(min_length=1)
+    checks: dict[str, CheckModel] = Field(default_factory=dict)
+    attachments: list[Relative] = Field(default_factory=list)
