@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
-from ddtree_deploy.console.text import safe, span
 from ddtree_deploy.console.view import Event, line_of
 from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.text import safe, span
 
 MARKS = {
     "pass": Text("✔", style="green"),

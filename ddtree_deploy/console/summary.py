@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddtree_deploy.console.text import safe, size, span
 from ddtree_deploy.errors import gravest
 from ddtree_deploy.outcome import Outcome, figures, meaning
+from ddtree_deploy.text import safe, size, span
 
 
 def host_lines(outcome: Outcome) -> list[str]:

@@ -7,8 +7,8 @@ import time
 from typing import IO, Any, Protocol
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
-from ddtree_deploy.console.text import safe, span
 from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.text import safe, span
 
 Event = dict[str, Any]
 PROGRESS_EVERY_S = 5.0

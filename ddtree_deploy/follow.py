@@ -1,0 +1,196 @@
+"""Follow a run to its verdict: heartbeats both ways, reconnects from the last offset, interrupts in order.
+
+The runner on the host does not need us. What is lost here is only sight of it, and that is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddtree_deploy.errors import ContactLost, DeployError, RollbackIncomplete, TransportError
+from ddtree_deploy.interrupts import Interrupts
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.onhost.protocol import HEARTBEAT_S
+from ddtree_deploy.remote import Cargo, explain_exec, parse_event
+from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded
+from ddtree_deploy.text import safe
+
+POLL_S = 0.2
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Bounds, in seconds. A dead host is noticed after `silence_s`: four heartbeats that did not come."""
+
+    silence_s: float = 20.0
+    first_answer_s: float = 60.0
+    reconnect_s: float = 180.0
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 15.0
+
+
+class _Ended(Exception):
+    """The follower on the host ended without the run's verdict."""
+
+    def __init__(self, rc: int, err: bytes) -> None:
+        super().__init__(rc)
+        self.rc = rc
+        self.err = err
+
+
+@dataclass
+class Follower:
+    """One run's follower. `emit` gets the journal's events and our own: sent, lost, resumed, noise, interrupt."""
+
+    host: Host
+    run_dir: str
+    python: str  # the interpreter that runs the runner: absolute, from the facts
+    connect: Callable[[], Link]
+    emit: Emit
+    interrupts: Interrupts
+    patience: Patience = field(default_factory=Patience)
+    offset: int = 0  # bytes of whole journal lines seen
+    _told: bool = False  # the host has our interrupt
+
+    def launch(self, link: Link, boot: str, cargo: Cargo) -> dict[str, Any]:
+        """The second exec: send the cargo, which starts the runner, and follow it. Returns its `end` event.
+
+        Until the last byte is sent the host starts nothing; a signal before that raises KeyboardInterrupt.
+
+        Raises:
+            TransportError, GateFailed, InputError: nothing was started.
+            ContactLost: it runs, and we cannot or shall not see it.
+            RollbackIncomplete: the runner ended without a verdict.
+        """
+        stream = link.stream(link.command(self.python, "-I", "-S", "-c", boot), stage="launch")
+        try:
+            stream.send(cargo.data[:-1])
+            self.interrupts.hold()
+            stream.send(cargo.data[-1:])
+        except LinkLost as error:
+            rc = stream.exit_status(5.0) if link.alive else None
+            raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
+        self.emit(
+            {"e": "sent", "bytes": len(cargo.data), "text": f"runner, plan, payload: {len(cargo.data)} B"}
+        )
+        return self._follow(link, stream)
+
+    def attach(self, link: Link) -> dict[str, Any]:
+        """Follow a run that was started before, from `offset`. Returns and raises as `launch`."""
+        self.interrupts.hold()
+        return self._follow(link, self._open(link))
+
+    def _open(self, link: Link) -> Stream:
+        runner = f"{self.run_dir}/runner.pyz"
+        command = link.command(self.python, "-I", "-S", runner, "follow", self.run_dir, str(self.offset))
+        return link.stream(command, stage="follow")
+
+    def _follow(self, link: Link, stream: Stream) -> dict[str, Any]:
+        ended_at = -1
+        try:
+            while True:
+                try:
+                    return self._watch(stream)
+                except _Ended as ended:
+                    if self.offset == 0:
+                        raise explain_exec(self.host, "launch", ended.rc, b"", ended.err) from None
+                    if self.offset == ended_at:
+                        raise self._no_verdict(ended) from None
+                    # Once more from here: a follower also ends when it had not heard from us.
+                    ended_at = self.offset
+                    why = f"the follower on the host ended with exit status {ended.rc}"
+                except (LinkLost, TransportError) as lost:
+                    why = str(lost)
+                self.emit({"e": "lost", "reason": why, "text": f"{why}; the run goes on, reconnecting"})
+                link.close()
+                link, stream = self._reconnect(why)
+                self.emit({"e": "resumed", "offset": self.offset, "text": f"from byte {self.offset}"})
+        finally:
+            link.close()
+
+    def _watch(self, stream: Stream) -> dict[str, Any]:
+        heard = beat = time.monotonic()
+        # At first, what was sent may still be on its way through a slow line.
+        silence = max(self.patience.silence_s, self.patience.first_answer_s)
+        if self._told:
+            stream.send(b"interrupt\n")  # the follower that had it may be gone
+        while True:
+            self._pass_interrupt(stream)
+            try:
+                line = stream.line(POLL_S)
+            except StreamEnded:
+                rc = stream.exit_status()
+                if rc is None:
+                    raise LinkLost("the connection ended") from None
+                raise _Ended(rc, stream.stderr) from None
+            now = time.monotonic()
+            if line is not None:
+                heard, silence = now, self.patience.silence_s
+                event = parse_event(line)
+                if event is None:
+                    self.emit({"e": "noise", "text": safe(line.decode(errors="replace"))})
+                elif event["e"] != "hb":
+                    self.offset += len(line) + 1
+                    self.emit(event)
+                    if event["e"] == "end":
+                        return event
+            if now - heard > silence:
+                raise LinkLost(f"nothing heard from the host for {silence:.0f} s")
+            if now - beat >= HEARTBEAT_S:
+                stream.send(b"hb\n")
+                beat = now
+
+    def _pass_interrupt(self, stream: Stream) -> None:
+        if self.interrupts.count >= 2:
+            raise self._contact_lost("interrupted twice: the host was left to it", "interrupt")
+        if self.interrupts.count == 1 and not self._told:
+            self._told = True
+            self.emit({"e": "interrupt", "text": "asked the host to undo; once more leaves it to the host"})
+            stream.send(b"interrupt\n")
+
+    def _reconnect(self, why: str) -> tuple[Link, Stream]:
+        limit = time.monotonic() + self.patience.reconnect_s
+        pause = self.patience.first_pause_s
+        while True:
+            try:
+                link = self.connect()
+                try:
+                    return link, self._open(link)
+                except BaseException:
+                    link.close()
+                    raise
+            except DeployError as error:
+                if time.monotonic() + pause > limit:
+                    raise self._contact_lost(
+                        f"contact lost: {why}; then {error.message}", "follow"
+                    ) from error
+            wake = time.monotonic() + pause
+            while time.monotonic() < wake:
+                if self.interrupts.count >= 2:
+                    raise self._contact_lost("interrupted while contact was lost", "interrupt")
+                time.sleep(POLL_S)
+            pause = min(pause * 2, self.patience.longest_pause_s)
+
+    def _contact_lost(self, message: str, stage: str) -> ContactLost:
+        return ContactLost(
+            message,
+            stage=stage,
+            host=self.host.name,
+            state="the host goes on by itself to its verdict",
+            next_command=f"ddtree-deploy attach {self.host.name}",
+        )
+
+    def _no_verdict(self, ended: _Ended) -> RollbackIncomplete:
+        lines = ended.err.decode(errors="replace").strip().splitlines()
+        said = f" ({safe(lines[-1], 300)})" if lines else ""
+        return RollbackIncomplete(
+            f"the runner on the host ended without a verdict{said}",
+            stage="follow",
+            host=self.host.name,
+            state="the run is unfinished; the next rollout or rollback recovers it first",
+            next_command=f"ddtree-deploy status {self.host.name}",
+        )

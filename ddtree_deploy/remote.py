@@ -1,0 +1,120 @@
+"""The two execs of a rollout, on the wire: ask for facts; launch the runner. And what a failed exec means."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree_deploy import zipapp
+from ddtree_deploy.errors import DeployError, GateFailed, InputError
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.protocol import (
+    FACTS_MARK,
+    PROTOCOL,
+    FactsRequest,
+    Plan,
+    ProtocolError,
+    from_dict,
+    to_dict,
+)
+from ddtree_deploy.ssh import Link, transport_error
+from ddtree_deploy.text import safe
+
+# Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
+FACTS_S = 120.0
+NOTHING_DONE = "nothing was touched"
+
+
+def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
+    """The first exec: what the host is. Leaves no file there.
+
+    Raises:
+        InputError: the host has no such Python.
+        TransportError: the connection failed, or sudo wants a password.
+        GateFailed: the host's Python ran but could not answer.
+    """
+    command = link.command(host.python, "-I", "-S", "-")
+    done = link.run(command, zipapp.facts_script(request), timeout=FACTS_S, stage="facts")
+    # A login script may print before us: the answer is the marked line, wherever it is.
+    marked = [line for line in done.out.split(b"\n") if line.startswith(FACTS_MARK.encode())]
+    if not marked:
+        raise explain_exec(host, "facts", done.rc, done.out, done.err)
+    try:
+        answer = json.loads(marked[-1][len(FACTS_MARK) :])
+        facts: Facts = from_dict(Facts, answer, "facts")
+    except (ValueError, ProtocolError) as error:
+        raise GateFailed(
+            f"the host's answer cannot be understood: {error}",
+            stage="facts",
+            host=host.name,
+            state=NOTHING_DONE,
+            next_command="ddtree-deploy --version (is another version's state on this host?)",
+        ) from error
+    return facts
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What the launch exec carries on stdin."""
+
+    run_dir: str
+    data: bytes
+
+    @classmethod
+    def of(cls, plan: Plan, run_dir: str, payload: bytes) -> Cargo:
+        """Header line, then zipapp, plan and payload, back to back."""
+        runner = zipapp.runner()
+        text = json.dumps(to_dict(plan), separators=(",", ":")).encode()
+        header = {
+            "protocol": PROTOCOL,
+            "run_dir": run_dir,
+            "runner": len(runner),
+            "plan": len(text),
+            "payload": len(payload),
+        }
+        return cls(run_dir, json.dumps(header).encode() + b"\n" + runner + text + payload)
+
+
+def run_dir_of(facts: Facts, run: str) -> str:
+    """The run's folder on the host."""
+    return f"{facts.site_dir}/runs/{run}"
+
+
+def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes) -> DeployError:
+    """Why a command of ours ended without its answer, from its exit status and what it wrote."""
+    lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    last = safe(lines[-1], 300) if lines else ""
+    if host.become and any(line.startswith("sudo:") for line in lines):
+        return transport_error(
+            host, stage, f"become: true needs sudo without a password for {host.user or 'you'}: {last}"
+        )
+    if rc in (126, 127):
+        return InputError(
+            f"the host has no such interpreter: {host.python} ({last or f'exit status {rc}'})",
+            file=host.file,
+            line=host.line,
+            field=f"hosts.{host.name}.python",
+            host=host.name,
+        )
+    if rc is None:
+        return transport_error(host, stage, "the connection ended before the host had answered")
+    said = last or safe(out.decode(errors="replace").strip()[-300:]) or "it said nothing"
+    return GateFailed(
+        f"the host's Python ended with exit status {rc}: {said}",
+        stage=stage,
+        host=host.name,
+        state=NOTHING_DONE,
+        next_command=f"ssh -p {host.port} {host.user or ''}{'@' if host.user else ''}{host.address} "
+        f"{host.python} -V",
+    )
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """An event, or None for anything else that a shell may print on the channel."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("e"), str) else None
