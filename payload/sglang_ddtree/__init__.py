@@ -1,0 +1,20 @@
+"""DDTree (diffusion draft tree) speculative decoding for SGLang, as an out-of-tree plugin.
+
+A DFlash block-diffusion drafter proposes one token distribution per position; a best-first
+tree over those marginals is verified in one forward pass of the target model
+(arXiv 2604.12989).  ``plugin.register`` is the entry point that SGLang calls; nothing in SGLang
+changes behaviour until ``--speculative-algorithm DDTREE`` is given.
+
+    ddtree_utils     the tree: build, follow, compile for the verify kernel, summarise
+    tree_reference   the plain best-first search that defines the result
+    draft_topk       logits to ranked log-probs
+    ddtree_info      what travels with a batch: draft input and verify input
+    ddtree_worker    draft -> tree -> verify -> commit
+    server_args      flags, their validation, and what a DDTREE server refuses
+    request_checks   what a DDTREE server refuses per request
+    hooks            every place where SGLang is wrapped, with the signature it must have
+    spec_algorithm   the DDTREE entry of SGLang's algorithm registry
+    plugin           the entry point
+"""
+
+__version__ = "0.1.0"

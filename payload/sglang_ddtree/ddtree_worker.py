@@ -1,0 +1,343 @@
+"""The DDTREE worker: draft a block, grow a tree from it, verify the tree in one target forward, commit.
+
+Prefill, KV pools, draft construction and the draft KV are DFLASH's; a decode step is this module's.  One
+step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1``:
+
+    draft     B tokens (bonus + masks) -> log-probs and ids of the best k tokens at B - 1 positions
+    tree      best-first, on the host  -> N nodes, padded
+    verify    one TARGET_VERIFY forward of bs * N tokens under the tree mask -> target logits per node
+    accept    the target's own choice at each node; walk while it is a child
+    commit    KV and hidden states of the accepted path to the front of the window
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.lora.layers import unwrap_lora_layer
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _resolve_dflash_embedding_module
+from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_ddtree import hooks
+from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
+from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
+from sglang_ddtree.ddtree_verify import AcceptedPaths, commit_accepted_paths, walk_tree
+from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
+from sglang_ddtree.metrics import log_verified_trees
+from sglang_ddtree.server_args import DDTreeConfig, ddtree_config
+from sglang_ddtree.tree_batch import DDTreeBatch, build_ddtree_batch
+from sglang_ddtree.versions import check_sglang_version
+
+logger = logging.getLogger(__name__)
+
+
+class Window(NamedTuple):
+    """The KV slots of one step, ``N`` per request, from the committed length on.
+
+    Attributes:
+        slots: ``[bs, N]`` int64 slots.
+        target: the plan of the verify forward, over all ``N``.
+        draft: the plan of the draft block and of the committed draft KV, over the first ``B``.
+    """
+
+    slots: torch.Tensor
+    target: KVLocPlan
+    draft: KVLocPlan
+
+
+class DDTreeWorker(DFlashWorkerV2):
+    """DFLASH's worker with a tree in place of the chain.
+
+    Raises, at start:
+        UnsupportedSGLangError, HookError: another SGLang, or a hook not in place.
+        UnsupportedAttentionBackendError: the target's backend takes no tree mask.
+        ValueError: a draft or target that DDTREE does not support.
+    """
+
+    def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker):
+        check_sglang_version()
+        hooks.assert_in_place()
+        self.ddtree: DDTreeConfig = ddtree_config(server_args)
+        with self._draft_widths():
+            super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self._check_models()
+        self.num_nodes = self.ddtree.budget + 1
+        # What the scheduler reads: the stride of next_token_ids and the KV reserve.
+        self.speculative_num_draft_tokens = self.num_nodes
+        self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
+        logger.info(
+            "DDTREE: budget=%d topk_cap=%d draft block=%d",
+            self.ddtree.budget,
+            self.ddtree.topk_cap,
+            self.block_size,
+        )
+
+    @contextmanager
+    def _draft_widths(self) -> Iterator[None]:
+        """The draft runs blocks of its own width, in a chain; SGLang's global widths are the target's."""
+        spec = get_spec()
+        with spec.override(
+            speculative_num_draft_tokens=spec.speculative_dflash_block_size, speculative_eagle_topk=1
+        ):
+            yield
+
+    def _check_models(self) -> None:
+        if self._is_domino or self.selector is not None or self.lilicorr is not None:
+            raise ValueError(
+                "DDTREE needs a plain DFlash draft: Domino, DFlash2 selector and LiLiCorr drafts give no "
+                "per-position distribution"
+            )
+        if (self.model_runner.sliding_window_size or 0) > 0:
+            raise ValueError("targets with sliding-window attention are not verified with DDTREE")
+        head = unwrap_lora_layer(getattr(self.target_worker.model_runner.model, "lm_head", None))
+        weight = getattr(head, "weight", None)
+        if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
+            raise ValueError("DDTREE needs the target's lm_head as a dense, unquantized weight")
+
+    def init_attention_backends(self) -> None:
+        with self._draft_widths():
+            super().init_attention_backends()
+        self._mask_layout = tree_mask_layout(self.model_runner.attn_backend)
+
+    def prewarm_sampling(self) -> Any:
+        # DFLASH rehearses its chain sampler, which DDTREE does not use.
+        return self.model_runner.prewarm_sampling()
+
+    def _make_next_draft_input_prefill(
+        self, *, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor
+    ) -> DDTreeDraftInput:
+        return self._make_next_draft_input_decode(bonus_tokens=bonus_tokens, new_seq_lens=seq_lens)
+
+    def _make_next_draft_input_decode(
+        self, *, bonus_tokens: torch.Tensor, new_seq_lens: torch.Tensor
+    ) -> DDTreeDraftInput:
+        base = make_draft_input_v2(bonus_tokens=bonus_tokens, new_seq_lens=new_seq_lens)
+        return DDTreeDraftInput(
+            topk_p=base.topk_p,
+            topk_index=base.topk_index,
+            bonus_tokens=base.bonus_tokens,
+            new_seq_lens=base.new_seq_lens,
+            hidden_states=base.hidden_states,
+        )
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Any = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """One step of ``batch``: DFLASH's prefill, or a DDTREE decode step.
+
+        Returns, for a decode step, ``next_token_ids`` as ``[bs * N]`` with each request's accepted tokens and
+        bonus at the front of its row, and ``accept_lens`` ``[bs]`` counting them.
+        """
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            return super().forward_batch_generation(
+                batch,
+                on_publish=on_publish,
+                grammar_barrier=grammar_barrier,
+                pp_proxy_tensors=pp_proxy_tensors,
+            )
+        if not isinstance(batch.spec_info, DDTreeDraftInput):
+            raise RuntimeError(f"DDTREE expected its own draft state, got {type(batch.spec_info).__name__}")
+
+        bonus_tokens = batch.spec_info.bonus_tokens
+        window = self._plan_window(batch)
+        topk_logps, topk_ids = self._draft(batch, bonus_tokens, window)
+        trees = build_ddtree_batch(topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget)
+        verify_input = self._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
+        logits_output = self._verify(batch, verify_input, window)
+        choices = self._target_choices(batch, logits_output.next_token_logits)
+        paths = walk_tree(verify_input, choices, max_nodes=self.block_size)
+        if self.ddtree.debug_metrics:
+            log_verified_trees(trees.trees, self.ddtree.budget, choices, paths, batch.reqs)
+        return self._commit(batch, paths, logits_output, window, on_publish)
+
+    def _plan_window(self, batch: ScheduleBatch) -> Window:
+        nodes, block = self.num_nodes, self.block_size
+        slots = assign_extend_cache_locs_func(
+            req_pool_indices=batch.req_pool_indices,
+            req_to_token=self.model_runner.req_to_token_pool.req_to_token,
+            start_offset=batch.seq_lens,
+            end_offset=batch.seq_lens + nodes,
+            batch_size=len(batch.seq_lens),
+            draft_token_num=nodes,
+            device=self.device,
+        ).view(-1, nodes)
+
+        def plan(width: int) -> KVLocPlan:
+            return self.target_worker.model_runner.kv_index_translator.plan(
+                req_pool_indices=batch.req_pool_indices,
+                seq_lens=batch.seq_lens,
+                seq_lens_cpu=batch.seq_lens_cpu,
+                write_virtual=slots[:, :width].reshape(-1),
+                read_extent=width,
+            )
+
+        return Window(slots=slots, target=plan(nodes), draft=plan(block))
+
+    def _draft(
+        self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, window: Window
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the draft block. Returns log-probs float32 and ids int64, both ``[bs, B - 1, k]``."""
+        bs, block = len(batch.seq_lens), self.block_size
+        target_model = self.target_worker.model_runner.model
+        block_ids = torch.full((bs, block), int(self._mask_token_id), dtype=torch.long, device=self.device)
+        block_ids[:, 0] = bonus_tokens
+        if self._full_embed_gpu is not None:
+            embeds = torch.nn.functional.embedding(block_ids, self._full_embed_gpu)
+        else:
+            embeds = unwrap_lora_layer(_resolve_dflash_embedding_module(self.draft_model, target_model))(
+                block_ids
+            )
+        if self._noise_embed_scale != 1.0:
+            embeds = embeds * self._noise_embed_scale
+        seq_lens_cpu = batch.seq_lens_cpu + block
+        forward_batch = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=bs,
+            input_ids=block_ids.flatten(),
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            out_cache_loc=window.slots[:, :block].reshape(-1),
+            seq_lens_sum=int(seq_lens_cpu.sum()),
+            seq_lens_cpu=seq_lens_cpu,
+            positions=(batch.seq_lens.unsqueeze(1) + self._block_pos_offsets).reshape(-1),
+            input_embeds=embeds.view(-1, embeds.shape[-1]),
+            spec_algorithm=SpeculativeAlgorithm.DFLASH,
+            spec_info=self._draft_block_spec_info,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            global_num_token_non_padded_cpu=bs * block,
+        )
+        window.draft.bind(forward_batch, self.draft_model_runner.kv_index_translator)
+        with torch.inference_mode(), draft_tp_context(self.draft_parallel_layout):
+            hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
+        if hidden is None:
+            raise RuntimeError("the DFlash draft returned no hidden states")
+        hidden = hidden.view(bs, block, -1)[:, 1:].reshape(bs * (block - 1), -1)
+        logps, ids = self._rank_draft_tokens(hidden)
+        return logps.view(bs, block - 1, -1), ids.view(bs, block - 1, -1)
+
+    def _rank_draft_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Top-k log-probs and ids, ``[R, k]`` each, of draft hidden states ``[R, H]`` under the target's head."""
+        weight = unwrap_lora_layer(self.target_worker.model_runner.model.lm_head).weight
+        logits = torch.matmul(hidden.to(weight.dtype), weight.T).float()
+        processor = self._target_logits_processor
+        # DFLASH's argmax is blind to these two; the shape of a tree is not.
+        if (scale := getattr(processor, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if cap := getattr(processor, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        logps = draft_log_probs(logits, int(self.model_runner.model_config.vocab_size))
+        return stable_topk(logps, min(self.ddtree.topk_cap, self.ddtree.budget, logps.shape[-1]))
+
+    def _build_ddtree_verify_input(
+        self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, trees: DDTreeBatch, window: Window
+    ) -> DDTreeVerifyInput:
+        """The trees of a batch as the input of one TARGET_VERIFY forward."""
+
+        def to_device(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(self.device, non_blocking=True)
+
+        draft_token = to_device(trees.token_ids).clone()
+        draft_token[:, 0] = bonus_tokens
+        mask = flatten_tree_mask(trees.visibility, batch.seq_lens_cpu, self._mask_layout)
+        return DDTreeVerifyInput(
+            draft_token=draft_token.view(-1),
+            positions=(batch.seq_lens.unsqueeze(1) + to_device(trees.depths)).view(-1),
+            draft_token_num=self.num_nodes,
+            custom_mask=to_device(mask),
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            kv_loc_plan=window.target,
+            retrieve_index=to_device(trees.retrieve_index),
+            retrieve_next_token=to_device(trees.retrieve_next_token),
+            retrieve_next_sibling=to_device(trees.retrieve_next_sibling),
+            max_depth=self.block_size - 1,
+        )
+
+    def _verify(self, batch: ScheduleBatch, verify_input: DDTreeVerifyInput, window: Window) -> Any:
+        """Run the target over the trees. Logits ``[bs * N, V]`` and aux hidden states ``[bs * N, H']``."""
+        batch.out_cache_loc = window.slots.reshape(-1)
+        seq_lens_cpu, seq_lens_sum = batch.seq_lens_cpu, batch.seq_lens_sum
+        # Backends plan with a host bound on what the forward reads: prefix and window.
+        batch.seq_lens_cpu = seq_lens_cpu + self.num_nodes
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        batch.seq_lens_cpu, batch.seq_lens_sum = seq_lens_cpu, seq_lens_sum
+        logits_output = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+        ).logits_output
+        if logits_output.hidden_states is None:
+            raise RuntimeError("DDTREE verify got no aux hidden states from the target")
+        processor = self._target_logits_processor
+        if processor is not None and processor.is_deferred_shard(logits_output.next_token_logits):
+            logits_output.next_token_logits = processor.finish_deferred_gather(
+                logits_output.next_token_logits
+            )
+        return logits_output
+
+    def _target_choices(self, batch: ScheduleBatch, logits: torch.Tensor) -> torch.Tensor:
+        """The target's own token at every node, ``[bs, N]`` int64, from its logits ``[bs * N, V]``."""
+        return logits.argmax(-1).view(-1, self.num_nodes)
+
+    def _commit(
+        self,
+        batch: ScheduleBatch,
+        paths: AcceptedPaths,
+        logits_output: Any,
+        window: Window,
+        on_publish: Any | None,
+    ) -> GenerationBatchResult:
+        """Make the accepted paths the requests' state, whichever way they were chosen."""
+        new_seq_lens = batch.seq_lens + paths.commit_lens.to(batch.seq_lens.dtype)
+        hidden = commit_accepted_paths(
+            batch,
+            paths,
+            logits_output.hidden_states,
+            self.target_worker,
+            self.num_nodes,
+            is_hybrid=self._is_hybrid,
+        )
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        block = self.block_size
+        cache_loc = self._draft_write_ids(window.draft)
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden,
+            cache_loc=cache_loc,
+            cache_loc_2d=cache_loc.view(-1, block),
+            positions=(batch.seq_lens.unsqueeze(1) + self._block_pos_offsets).reshape(-1),
+            commit_lens=paths.commit_lens,
+        )
+        logits_output.hidden_states = None  # not to be copied to the host
+        next_token_ids = torch.zeros(
+            (len(batch.seq_lens), self.num_nodes), dtype=torch.int64, device=self.device
+        )
+        next_token_ids[:, :block] = paths.tokens
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=next_token_ids.view(-1),
+            accept_lens=paths.commit_lens,
+            can_run_cuda_graph=False,
+            next_draft_input=self._make_next_draft_input_decode(
+                bonus_tokens=paths.bonus_tokens, new_seq_lens=new_seq_lens
+            ),
+            speculative_num_draft_tokens=self.num_nodes,
+            new_seq_lens=new_seq_lens,
+        )

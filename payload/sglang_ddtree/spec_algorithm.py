@@ -1,0 +1,162 @@
+"""The DDTREE entry of SGLang's algorithm registry."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import attention_backends_of, resolving_view
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_ddtree.server_args import ALGORITHM, ddtree_config, is_ddtree, validate_flags
+from sglang_ddtree.server_checks import check_server_args, check_target_model
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_RUNNING_REQUESTS = 48  # DFLASH's
+# Backends of hybrid models read the tree links only above 1; the value means nothing else to DDTREE.
+HYBRID_TOPK = 4
+_IS_HYBRID = "_speculative_ddtree_is_hybrid"  # bookkeeping name on a ServerArgs record
+
+
+class DDTreeAlgorithm(CustomSpecAlgo):
+    """DDTREE, dispatched as a DFLASH whose verify window is a tree.
+
+    ``CustomSpecAlgo`` lacks four methods of ``SpeculativeAlgorithm`` that the scheduler calls; they are
+    the last four here.
+    """
+
+    def is_ddtree(self) -> bool:
+        return True
+
+    def is_dflash(self) -> bool:
+        return True
+
+    def is_dflash_family(self) -> bool:
+        return True
+
+    def supports_target_verify_for_draft(self) -> bool:
+        return True
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Write the widths: nodes for the target, block for the draft (on SGLang's recording view)."""
+        is_hybrid = getattr(server_args, _IS_HYBRID, None)
+        if is_hybrid is None:
+            raise ValueError(
+                "DDTREE's argument checks did not run: the plugin's resolution hook is not in place"
+            )
+        config = ddtree_config(server_args)
+        nodes = config.budget + 1
+        block = _draft_block_size(server_args)
+        if block > nodes:
+            logger.warning(
+                "DDTREE: a tree of %d nodes holds no path of the draft's %d; the block is cut", nodes, block
+            )
+        server_args.speculative_num_draft_tokens = nodes
+        server_args.speculative_dflash_block_size = min(block, nodes)
+        server_args.speculative_num_steps = 1
+        server_args.speculative_eagle_topk = HYBRID_TOPK if is_hybrid else 1
+        if server_args.speculative_draft_attention_backend is None:
+            server_args.speculative_draft_attention_backend = attention_backends_of(server_args)[0]
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+        if server_args.device == "cpu":
+            server_args.disable_overlap_schedule = True
+
+    def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
+        from sglang.srt.runtime_context import get_spec
+
+        return int(get_spec().speculative_dflash_block_size) if is_draft_worker else num_draft_tokens
+
+    def carries_draft_hidden_states(self) -> bool:
+        return False
+
+    def need_topk(self) -> bool:
+        return False
+
+    def get_platform_worker_cls(self) -> type | None:
+        return None
+
+    def create_future_map(self, *args: Any, **kwargs: Any) -> Any:
+        return SpeculativeAlgorithm.create_future_map(self, *args, **kwargs)
+
+
+class RefusedDDTreeAlgorithm(CustomSpecAlgo):
+    """DDTREE on an SGLang that it was not tested with: choosing it fails with the reason."""
+
+    reason = ""
+
+    def is_ddtree(self) -> bool:
+        return True
+
+    def handle_server_args(self, server_args: Any) -> None:
+        raise ValueError(self.reason)
+
+    def create_worker(self, server_args: Any) -> type:
+        raise ValueError(self.reason)
+
+
+def register_algorithm() -> None:
+    """Add DDTREE to the registry, and ``is_ddtree()`` to every algorithm."""
+    _add_predicate()
+
+    @SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DDTreeAlgorithm)
+    def create_ddtree_worker(_server_args: Any) -> type:
+        from sglang_ddtree.hooks import WORKER_HOOKS, install
+
+        install(WORKER_HOOKS)
+        from sglang_ddtree.ddtree_worker import DDTreeWorker
+
+        return DDTreeWorker
+
+
+def register_refusal(reason: str) -> None:
+    """Register DDTREE so that choosing it raises ``reason`` instead of "unknown algorithm"."""
+    _add_predicate()
+    spec_class = type("RefusedDDTreeAlgorithm", (RefusedDDTreeAlgorithm,), {"reason": reason})
+    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=spec_class)(lambda _args: None)
+
+
+def resolve_speculative_decoding(server_args: Any, previous: Any) -> None:
+    """Resolution hook around SGLang's ``handle_speculative_decoding``: DDTREE's checks come first."""
+    cfg = resolving_view(server_args)
+    validate_flags(cfg)
+    if is_ddtree(cfg):
+        check_server_args(cfg)
+        setattr(server_args, _IS_HYBRID, check_target_model(server_args))
+    previous(server_args)
+
+
+def _add_predicate() -> None:
+    # On both: the registry demands of other plugins' classes whatever is_* the enum has.
+    for owner in (SpeculativeAlgorithm, CustomSpecAlgo):
+        if not hasattr(owner, "is_ddtree"):
+            owner.is_ddtree = lambda _self: False
+
+
+def _draft_block_size(cfg: Any) -> int:
+    """The draft's block size: ``--speculative-dflash-block-size``, else the draft's configuration."""
+    if cfg.speculative_dflash_block_size is not None:
+        block = int(cfg.speculative_dflash_block_size)
+    else:
+        from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+        from sglang.srt.utils.hf_transformers_utils import get_config
+
+        draft_config = get_config(
+            cfg.speculative_draft_model_path,
+            trust_remote_code=cfg.trust_remote_code,
+            revision=cfg.speculative_draft_model_revision,
+            model_override_args=json.loads(cfg.json_model_override_args),
+        )
+        resolved = parse_dflash_draft_config(draft_hf_config=draft_config).resolve_block_size(default=None)
+        if resolved is None:
+            raise ValueError(
+                f"the draft model {cfg.speculative_draft_model_path} names no block size; "
+                "give --speculative-dflash-block-size"
+            )
+        block = int(resolved)
+    if block < 2:
+        raise ValueError(f"DDTREE needs a draft block of at least 2 tokens, got {block}")
+    return block
