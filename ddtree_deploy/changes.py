@@ -1,0 +1,162 @@
+"""What a plan would change, for people: files with their diffs, launch command, steps. Pure."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import shlex
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from .onhost.protocol import FileState
+from .values import format_duration
+
+_MAX_DIFF_LINES = 400
+
+
+@dataclass(frozen=True)
+class FileChange:
+    ref: str
+    path: str
+    change: str  # new | replaced | patched | removed | restored | unchanged
+    live: str  # base | absent | ours, RELEASE | foreign, what was found
+    diff: str = ""  # unified; "" where a side is not at hand
+
+
+@dataclass(frozen=True)
+class StepLine:
+    name: str
+    timeout_s: float
+    options: dict[str, Any]
+    skipped: str = ""  # why it will not run on this host
+    on_controller: bool = False
+
+
+@dataclass(frozen=True)
+class ChangeSet:
+    host: str
+    action: str  # rollout | rollback
+    payload: str
+    sglang: str
+    python: str
+    live_release: str  # "" = none of ours
+    back_to: str  # rollback: the release that is returned to
+    files: tuple[FileChange, ...]
+    service: str
+    command: tuple[str, ...]
+    new_command: tuple[str, ...]
+    steps: tuple[StepLine, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """What is wanted is live already: files and launch command."""
+        return all(f.change == "unchanged" for f in self.files) and self.command == self.new_command
+
+
+def content_of(file: FileState) -> bytes | None:
+    """The content that the host sent along; None if it did not, or it is damaged."""
+    if file.content_b64 is None:
+        return None
+    try:
+        return zlib.decompress(base64.b64decode(file.content_b64))
+    except (ValueError, zlib.error):
+        return None
+
+
+def diff(name: str, old: bytes, new: bytes) -> str:
+    """Unified diff of two contents; one line for binary ones."""
+    try:
+        before, after = old.decode().splitlines(), new.decode().splitlines()
+    except UnicodeDecodeError:
+        return f"binary content, {len(old)} bytes before, {len(new)} after\n"
+    lines = difflib.unified_diff(before, after, f"live {name}", f"payload {name}", lineterm="")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Control characters shown, not sent to the terminal; line breaks and tabs kept."""
+    return "".join(
+        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else f"\\x{ord(c):02x}" for c in text
+    )
+
+
+def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -> str:
+    """Plain text, ending with a line break.
+
+    diffs: print the differences of files that are replaced (new ones get their number of lines only).
+    """
+    out = [f"{changes.action} on {changes.host}"]
+    if changes.payload:
+        out.append(f"  payload   {changes.payload}")
+    out.append(f"  host      SGLang {changes.sglang}, {changes.python}")
+    out.append(f"  live      {changes.live_release or 'none of ours'}")
+    if changes.back_to:
+        out.append(f"  back to   {changes.back_to}")
+    out += _files(changes, diffs, unchanged)
+    out += _launch(changes)
+    out += ["", "steps"]
+    out += [_step(step) for step in changes.steps]
+    if changes.warnings:
+        out += ["", "warnings", *(f"  {warning}" for warning in changes.warnings)]
+    if changes.empty and changes.action == "rollout":
+        out += ["", "nothing to change: this release is live"]
+    return escaped("\n".join(out)) + "\n"
+
+
+def _files(changes: ChangeSet, diffs: bool, unchanged: bool) -> list[str]:
+    counts = Counter(f.change for f in changes.files)
+    listed = ", ".join(f"{n} {what}" for what, n in sorted(counts.items())) or "none"
+    out = ["", f"files: {listed}"]
+    shown = [f for f in changes.files if unchanged or f.change != "unchanged"]
+    width = max((len(f.ref) for f in shown), default=0)
+    for file in shown:
+        lines = file.diff.splitlines()
+        extra = (
+            f"  +{sum(line.startswith('+') for line in lines[2:])} lines"
+            if file.change == "new" and lines
+            else ""
+        )
+        out.append(f"  {file.change:<9} {file.ref:<{width}}  ({file.live}){extra}")
+        if diffs and file.diff and file.change not in ("new", "removed"):
+            out += [f"    {line}" for line in lines[:_MAX_DIFF_LINES]]
+            if len(lines) > _MAX_DIFF_LINES:
+                out.append(f"    ... {len(lines) - _MAX_DIFF_LINES} more lines")
+    return out
+
+
+def _launch(changes: ChangeSet) -> list[str]:
+    if not changes.service:
+        return ["", "service: none, only files are changed"]
+    out = ["", f"service: {changes.service}"]
+    if changes.action == "rollback":
+        return [
+            *out,
+            f"  now   {shlex.join(changes.command)}",
+            "  then  as before the rollout that is undone",
+        ]
+    if changes.command == changes.new_command:
+        return [*out, f"  same  {shlex.join(changes.command)}"]
+    return [*out, f"  old   {shlex.join(changes.command)}", f"  new   {shlex.join(changes.new_command)}"]
+
+
+def _step(step: StepLine) -> str:
+    options = ", ".join(
+        f"{key}={_value(value)}" for key, value in step.options.items() if value not in (None, "")
+    )
+    place = "here, " if step.on_controller else ""
+    note = f"  (skipped: {step.skipped})" if step.skipped else ""
+    line = f"  {step.name:<10} {place}at most {format_duration(step.timeout_s)}"
+    return line + (f"; {options}" if options else "") + note
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}={_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        if value and all(isinstance(v, dict) and "name" in v for v in value):
+            return "[" + ", ".join(str(v["name"]) for v in value) + "]"
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    return str(value)
