@@ -44,7 +44,7 @@ class _Ended(Exception):
 
 @dataclass
 class Follower:
-    """One run's follower. `emit` gets the journal's events and our own: sent, lost, resumed, noise, interrupt."""
+    """Follows one run. `emit` gets the journal's events, and ours: sent, lost, resumed, noise, interrupt."""
 
     host: Host
     run_dir: str

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import paramiko
 from paramiko import ssh_exception
-from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
-from paramiko.config import SSHConfig
 from paramiko.pkey import UnknownKeyType
 
 from ddtree_deploy.errors import InputError
@@ -19,27 +17,28 @@ from ddtree_deploy.ssh.host import SshHost, login_name
 from ddtree_deploy.ssh.stream import Watchdog, bounded
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-# sshd ends a connection after six refused keys (MaxAuthTries), so that a full agent needs several.
+# sshd ends a connection after six refused keys (MaxAuthTries) or fewer, so a full agent needs several.
 KEYS_PER_CONNECTION = 5
-CONNECTIONS_FOR_KEYS = 6
+CONNECTIONS_FOR_KEYS = 24
 AUTH_S = 60.0
 
 
-class Keys(AuthStrategy):
+class Keys:
     """Public keys only: the host's identity file, else the agent's keys and the usual files.
 
-    `refused` (public blobs) is shared by all connections of one `connect`; `more` says that some are untried.
+    Stands in for paramiko's AuthStrategy. `refused` (public blobs) is shared by the connections of one
+    `connect`; `more` says that another connection may try further keys.
     """
 
     def __init__(self, host: SshHost, refused: set[bytes]) -> None:
-        super().__init__(ssh_config=SSHConfig())
         self.host = host
         self.refused = refused
         self.begun = False
         self.more = False
         self.dog: Watchdog | None = None
 
-    def get_sources(self) -> Iterator[AuthSource]:
+    def authenticate(self, transport: paramiko.Transport) -> None:
+        """Offer keys until one is taken. Raises AuthenticationException when none was."""
         self.begun = True
         if self.dog:
             self.dog.seconds = AUTH_S
@@ -49,16 +48,31 @@ class Keys(AuthStrategy):
                 continue
             if tried == KEYS_PER_CONNECTION:
                 self.more = True
-                return
+                break
             if self.dog:
                 self.dog.feed()
-            tried += 1
-            self.refused.add(key.asbytes())
-            yield InMemoryPrivateKey(login_name(self.host), key)
-        if not self.refused:
+            try:
+                further = transport.auth_publickey(login_name(self.host), key)
+            except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
+                raise
+            except paramiko.SSHException:
+                tried += 1
+                if not transport.is_active():
+                    # Servers end the connection after some keys. Only the first was tried for certain.
+                    self.more = True
+                    if tried == 1:
+                        self.refused.add(key.asbytes())
+                    break
+                self.refused.add(key.asbytes())
+                continue
+            if further:
+                raise ssh_exception.PartialAuthentication(further)
+            return
+        if not tried and not self.refused:
             raise transport_error(
                 self.host, "authentication", "there is no SSH key to offer: no agent, no identity_file"
             )
+        raise ssh_exception.UnableToAuthenticate
 
     def _candidates(self) -> Iterator[paramiko.PKey]:
         identity = self.host.identity_file

@@ -58,7 +58,7 @@ _MESSAGES: tuple[tuple[type[BaseException], str], ...] = (
     (ssh_exception.PasswordRequiredException, "the private key is encrypted: unlock it with ssh-add"),
     (ssh_exception.BadAuthenticationType, "the host does not take public keys for user {user} ({e})"),
     (ssh_exception.PartialAuthentication, "the host wants a second factor after the key ({e})"),
-    (ssh_exception.UnableToAuthenticate, "the host refused user {user} ({e})"),
+    (ssh_exception.UnableToAuthenticate, "the host refused every key offered for user {user}"),
     (ssh_exception.AuthenticationException, "the host refused user {user} ({e})"),
     (ssh_exception.BadHostKeyException, "the host key is not the one on file ({e})"),
     (ssh_exception.ChannelException, "the host refused to open another session ({e}); see MaxSessions"),

@@ -18,7 +18,6 @@ from typing import Any
 
 import fabric  # type: ignore[import-untyped]
 import paramiko
-from paramiko.auth_strategy import AuthFailure
 
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.ssh import known_hosts
@@ -93,7 +92,8 @@ class Link:
                 rc = stream.exit_status(max(0.0, deadline - time.monotonic()))
                 err = stream.stderr
             except LinkLost as error:
-                why = f"no answer within {timeout:.0f} s" if dog.bitten else str(error)
+                late = dog.bitten or time.monotonic() >= deadline
+                why = f"no answer within {timeout:.0f} s" if late else str(error)
                 raise transport_error(self.host, stage, why) from error
         if rc is None and not self.alive:
             why = f"no answer within {timeout:.0f} s" if dog.bitten else "the connection was lost"
@@ -141,8 +141,8 @@ def connect(host: SshHost) -> Link:
         strategy = Keys(host, refused)
         try:
             return _connect_once(host, strategy, _policy(host))
-        except TransportError as error:
-            if not (strategy.more and isinstance(error.__cause__, AuthFailure)):
+        except TransportError:
+            if not strategy.more:
                 raise
     raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
 
