@@ -1,0 +1,116 @@
+"""Runs SGLang's own benchmark client for several rounds in one process. For the host venv's Python; not imported.
+
+    python bench_client.py REQUEST.json
+
+REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len", "rounds"}. Each round appends one JSON
+line to `output`: what the client returns, with details. SGLang's parser makes the arguments, so that options
+unknown here have their defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import json
+import os
+import runpy
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# sglang.bench_serving moved to sglang.benchmark.serving.
+MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
+
+
+class _Parsed(Exception):
+    def __init__(self, namespace: argparse.Namespace) -> None:
+        super().__init__()
+        self.namespace = namespace
+
+
+def find_client() -> Any:
+    """The client's module, by its new or its old name."""
+    error: ImportError | None = None
+    for name in MODULES:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as e:
+            # Only the client itself may be missing under one of its names, not something that it needs.
+            if e.name is None or not name.startswith(e.name):
+                raise
+            error = e
+    raise SystemExit(f"this SGLang has no benchmark client ({' or '.join(MODULES)}): {error}")
+
+
+def parse(module: Any, argv: list[str]) -> argparse.Namespace:
+    """What SGLang's own command line makes of `argv`; the client is not run."""
+    original = argparse.ArgumentParser.parse_args
+
+    def capture(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        raise _Parsed(original(self, *args, **kwargs))
+
+    sys.argv = [module.__name__, *argv]
+    argparse.ArgumentParser.parse_args = capture  # type: ignore[assignment]
+    try:
+        if hasattr(module, "cli_main"):
+            module.cli_main()
+        else:  # before 0.5.14 the parser is in the module's __main__ part
+            runpy.run_module(module.__name__, run_name="__main__", alter_sys=False)
+    except _Parsed as parsed:
+        return parsed.namespace
+    finally:
+        argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
+    raise SystemExit("SGLang's client did not parse its command line")
+
+
+def arguments(request: dict[str, Any]) -> list[str]:
+    url = urlsplit(request["url"])
+    argv = [
+        "--backend", "sglang",
+        "--dataset-name", "custom",
+        "--dataset-path", request["dataset"],
+        "--num-prompts", str(request["num_prompts"]),
+        "--sharegpt-output-len", str(request["output_len"]),
+        "--max-concurrency", str(request["concurrency"]),
+        "--request-rate", "inf",
+        "--seed", "1",
+        "--output-file", os.devnull,
+        "--output-details",
+    ]  # fmt: skip
+    if url.scheme == "https":
+        return [*argv, "--base-url", request["url"].rstrip("/")]
+    return [*argv, "--host", url.hostname or "127.0.0.1", "--port", str(url.port or 80)]
+
+
+def flush(url: str) -> None:
+    """Empty the server's prefix cache, so that every round reads its prompts anew."""
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(
+        url.rstrip("/") + "/flush_cache", data=b"", headers=headers, method="POST"
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        answer.read()
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    module = find_client()
+    namespace = parse(module, arguments(request))
+    output = Path(request["output"])
+    output.unlink(missing_ok=True)
+    for number in range(1, request["rounds"] + 1):
+        print(f"DDTREE-BENCH round {number} of {request['rounds']}", flush=True)
+        flush(request["url"])
+        result = module.run_benchmark(copy.deepcopy(namespace))
+        if not isinstance(result, dict):
+            raise SystemExit("SGLang's client gave no result")
+        with output.open("a") as f:
+            f.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The service on the host, of whatever kind: one interface for the steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..protocol import Service
+from .base import Footprint, Record, ServiceControl, ServiceError
+
+__all__ = ["Footprint", "Record", "ServiceControl", "ServiceError", "control"]
+
+
+def control(service: Service, state_dir: Path, secrets: dict[str, str]) -> ServiceControl:
+    """The control of `service`. `state_dir`: of the venv (STATE/sites/KEY). `secrets`: the plan's."""
+    if service.kind == "systemd":
+        from .systemd import SystemdControl
+
+        return SystemdControl(service, state_dir, secrets)
+    if service.kind in ("supervised", "adopted"):
+        from .process import ProcessControl
+
+        return ProcessControl(service, state_dir, secrets)
+    raise ServiceError(f"unknown kind of service {service.kind!r}: systemd, supervised or adopted")

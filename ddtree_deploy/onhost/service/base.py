@@ -1,0 +1,229 @@
+"""What every kind of service can do. The steps know only this."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..context import Context
+from ..facts_format import ServiceFacts
+from ..http import Endpoint, HttpError, generate
+from ..protocol import Service
+from . import launch, proc
+
+RECORD = "service.json"
+PROBE_S = 60.0
+
+
+class ServiceError(Exception):
+    """The service cannot be driven as asked; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a running service holds: processes as (pid, start), and the TCP ports they listen on."""
+
+    main: int = 0
+    members: frozenset[tuple[int, int]] = frozenset()
+    ports: frozenset[int] = frozenset()
+
+    def living(self) -> list[int]:
+        return sorted(pid for pid, start in self.members if proc.alive(pid, start))
+
+
+@dataclass(frozen=True)
+class Record:
+    """The service as it was, in `FOLDER/service.json` (0600): all that restoring needs.
+
+    `definition` is the kind's own: for systemd the drop-in, else the launch of the process. `active`: it ran.
+    `generated`: it answered a prompt of ours. `argv`: of the running server (its secrets unmasked).
+    """
+
+    kind: str
+    active: bool
+    generated: bool
+    definition: dict[str, Any] | None
+    argv: list[str] = field(default_factory=list)
+    state: str = ""
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace(folder / RECORD, json.dumps(self.__dict__, indent=1).encode(), 0o600)
+
+    @classmethod
+    def load(cls, folder: Path) -> Record:
+        path = folder / RECORD
+        try:
+            return cls(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError) as e:
+            raise ServiceError(f"the record of the service cannot be read: {path}: {e}") from e
+
+
+class ServiceControl(ABC):
+    """Drives one service. Methods that take a Context may wait, show progress, and be interrupted."""
+
+    def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
+        self.service = service
+        self.state_dir = state_dir
+        self.secrets = secrets
+        self.endpoint = Endpoint(service.endpoint, secrets.get("api_key", ""))
+
+    # ---- looking --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def describe(self) -> ServiceFacts:
+        """The service as it is; no secrets. Never raises: what is wrong is in `problem`."""
+
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """The environment the server gets after the edits, secrets included."""
+
+    @abstractmethod
+    def future_argv(self) -> list[str]:
+        """The server's command line after the edits, secrets included. Raises ServiceError."""
+
+    @abstractmethod
+    def footprint(self) -> Footprint:
+        """Processes and ports of the service now; empty when it does not run."""
+
+    @abstractmethod
+    def active(self) -> bool:
+        """It runs, or is about to."""
+
+    @abstractmethod
+    def alive(self) -> tuple[bool, str]:
+        """Whether the service started by `start` still runs, and if not, how it ended (a crash loop is an end)."""
+
+    @abstractmethod
+    def running_argv(self) -> list[str]:
+        """The command line of the running server; empty when none runs."""
+
+    @abstractmethod
+    def log_tail(self, lines: int = 15) -> list[str]:
+        """The last lines of the log since the last start, secrets masked."""
+
+    @abstractmethod
+    def log_mark(self) -> str:
+        """Something that changes whenever the log grows."""
+
+    @abstractmethod
+    def owner(self) -> str:
+        """The user the server runs as; empty: the user we are."""
+
+    # ---- changing -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def definition(self) -> dict[str, Any] | None:
+        """What defines the launch now, for the record; None when there is nothing yet."""
+
+    @abstractmethod
+    def apply_launch(self, ctx: Context) -> None:
+        """Make the next start use the edited command line."""
+
+    @abstractmethod
+    def restore_launch(self, ctx: Context, folder: Path) -> None:
+        """Make the next start use what `record(folder)` found. Idempotent."""
+
+    @abstractmethod
+    def launch_restored(self, folder: Path) -> str:
+        """What differs from the record in `folder`, in words; empty when nothing does."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Ask the service to end (SIGTERM or systemctl), without waiting."""
+
+    @abstractmethod
+    def start(self, ctx: Context) -> None:
+        """Start it as defined; returns once that was accepted, long before it serves. Raises StepFailed."""
+
+    # ---- the same for all kinds -----------------------------------------------------------------------
+
+    def record(self, folder: Path) -> Record:
+        """Keep in `folder` what restoring needs, and return it."""
+        active = self.active()
+        record = Record(
+            kind=self.service.kind,
+            active=active,
+            generated=active and self.generates(),
+            definition=self.definition(),
+            argv=self.running_argv() if active else [],
+            state=self.describe().state,
+        )
+        record.save(folder)
+        return record
+
+    def generates(self, seconds: float = PROBE_S) -> bool:
+        """It answers a prompt of ours with tokens."""
+        try:
+            made = generate(self.endpoint, "ddtree-deploy asks: is anybody there?", 4, seconds=seconds)
+        except HttpError:
+            return False
+        return bool(made.tokens)
+
+    def known_secrets(self) -> set[str]:
+        """Every value that must not be shown."""
+        found = {value for value in self.secrets.values() if value}
+        return found | launch.secret_values(self.running_argv(), self.environment())
+
+    def mask(self, text: str) -> str:
+        return launch.mask_text(text, self.known_secrets())
+
+
+def user_name() -> str:
+    """The user we are, by name when it has one."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def decode(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def replace(path: Path, data: bytes, mode: int) -> None:
+    """Put `data` at `path` in one step and make it durable."""
+    fd, temp = tempfile.mkstemp(prefix=".ddtree-tmp-", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+            os.fchmod(f.fileno(), mode)
+            f.flush()
+            os.fsync(f.fileno())
+        Path(temp).replace(path)
+    except BaseException:
+        Path(temp).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file durably; absent is fine."""
+    path.unlink(missing_ok=True)
+    if path.parent.is_dir():
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

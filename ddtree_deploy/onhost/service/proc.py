@@ -1,0 +1,210 @@
+"""Readers of /proc: processes, what they listen on, what they are children of. Read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+_LISTEN = "0A"
+# Children that SGLang's processes spawn show these instead of the server's command line.
+_INTERNAL = re.compile(r"^sglang::|multiprocessing\.(spawn|resource_tracker|forkserver)")
+
+
+@dataclass(frozen=True)
+class Proc:
+    """One line of the process table. (`pid`, `start`) is unique on this boot; `start` is in clock ticks."""
+
+    pid: int
+    ppid: int
+    pgid: int
+    sid: int
+    start: int
+    state: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return (self.pid, self.start)
+
+
+def read(pid: int) -> Proc | None:
+    """The process, or None when there is none (a zombie is one: see `alive`)."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command name is in parentheses and may hold spaces and parentheses itself.
+    fields = text[text.rfind(")") + 2 :].split()
+    return Proc(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), fields[0])
+
+
+def alive(pid: int, start: int) -> bool:
+    """This very process runs (its number was not given to another, and it is no zombie)."""
+    found = read(pid)
+    return found is not None and found.start == start and found.state not in "ZX"
+
+
+def table() -> dict[int, Proc]:
+    """All processes that run now, zombies left out."""
+    pids = (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+    return {p.pid: p for p in map(read, pids) if p is not None and p.state not in "ZX"}
+
+
+def descendants(processes: dict[int, Proc], pid: int) -> set[int]:
+    """`pid` and everything below it."""
+    children: dict[int, list[int]] = {}
+    for p in processes.values():
+        children.setdefault(p.ppid, []).append(p.pid)
+    found, todo = set(), [pid]
+    while todo:
+        one = todo.pop()
+        if one in processes and one not in found:
+            found.add(one)
+            todo += children.get(one, [])
+    return found
+
+
+def _nul(path: Path) -> list[str]:
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return []
+    return (
+        [part.decode(errors="surrogateescape") for part in raw.removesuffix(b"\0").split(b"\0")]
+        if raw
+        else []
+    )
+
+
+def argv(pid: int) -> list[str]:
+    """The command line; empty for a kernel thread, a zombie or a process that is gone."""
+    return _nul(PROC / str(pid) / "cmdline")
+
+
+def environ(pid: int) -> dict[str, str]:
+    """The environment at exec; empty when it may not be read."""
+    pairs = (entry.partition("=") for entry in _nul(PROC / str(pid) / "environ"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def cwd(pid: int) -> str:
+    """The working folder, or empty."""
+    try:
+        return str((PROC / str(pid) / "cwd").readlink())
+    except OSError:
+        return ""
+
+
+def uid(pid: int) -> int:
+    """The owner, or -1."""
+    try:
+        return (PROC / str(pid)).stat().st_uid
+    except OSError:
+        return -1
+
+
+def cgroups(pid: int) -> list[str]:
+    """The cgroup paths of all hierarchies (v1, v2 or both)."""
+    try:
+        lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
+
+
+def in_cgroup(path: str) -> set[int]:
+    """Processes in this cgroup or below. Works the same for cgroup v1, v2 and hybrid hosts."""
+    wanted = path.rstrip("/")
+    if not wanted:
+        return set()
+    return {pid for pid in table() if any(c == wanted or c.startswith(wanted + "/") for c in cgroups(pid))}
+
+
+def bytes_read(pids: Iterable[int]) -> int:
+    """Bytes read so far by these processes and the children they have reaped."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = (PROC / str(pid) / "io").read_text()
+            total += int(text.split("rchar:")[1].split()[0])
+    return total
+
+
+def _listening_inodes() -> dict[str, int]:
+    """Socket inode -> TCP port, of every listening socket in this network namespace, IPv4 and IPv6."""
+    found: dict[str, int] = {}
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTEN:
+                found[fields[9]] = int(fields[1].rsplit(":", 1)[1], 16)
+    return found
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for fd in os.scandir(PROC / str(pid) / "fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(fd.path)  # noqa: PTH115 (a Path per descriptor is slow)
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
+
+
+def listeners() -> dict[int, set[int]]:
+    """TCP port -> processes that hold it. A port whose holder may not be seen has an empty set."""
+    inodes = _listening_inodes()
+    found: dict[int, set[int]] = {port: set() for port in inodes.values()}
+    for pid in table():
+        for inode in _sockets(pid) & inodes.keys():
+            found[inodes[inode]].add(pid)
+    return found
+
+
+def ports_of(pids: set[int]) -> set[int]:
+    """TCP ports that any of these processes listens on."""
+    return {port for port, holders in listeners().items() if holders & pids}
+
+
+def port_open(port: int) -> bool:
+    """Somebody listens on this TCP port."""
+    return port in _listening_inodes().values()
+
+
+def server_of(port: int) -> Proc | None:
+    """The process that was started to serve this port: the holder, or the parent that spawned the holder."""
+    processes = table()
+    holders = sorted(listeners().get(port, set()))
+    if not holders:
+        return None
+    pid = holders[0]
+    while True:
+        parent = processes.get(processes[pid].ppid) if pid in processes else None
+        if parent is None or parent.pid == 1:
+            break
+        words = argv(pid)
+        spawned = bool(_INTERNAL.search(" ".join(words))) or words == argv(parent.pid)
+        if not spawned and parent.pid not in holders:
+            break
+        pid = parent.pid
+    return processes.get(pid)
+
+
+def marked(name: str, value: str) -> set[int]:
+    """Processes whose environment holds `name=value`."""
+    return {pid for pid in table() if environ(pid).get(name) == value}
+
+
+def command(pid: int, limit: int = 160) -> str:
+    """The command line for people, cut."""
+    text = " ".join(argv(pid)) or "?"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,113 @@
+"""Stopping a service for good: drain, ask, and prove that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from ..context import Context, StepFailed
+from ..http import Endpoint, running_requests
+from . import proc
+from .base import Footprint, ServiceControl
+from .launch import mask_argv
+
+_POLL_S = 0.2
+# After the main process is gone its children get this long before they are asked, too.
+_CHILDREN_S = 3.0
+
+
+def drain(ctx: Context, endpoint: Endpoint, bound_s: float) -> str:
+    """Wait until no request runs, at most `bound_s`. Returns what was seen, for people."""
+    until = time.monotonic() + bound_s
+    while True:
+        running = running_requests(endpoint)
+        if running is None:
+            return "running requests unknown"
+        if not running:
+            return "no request was running"
+        if time.monotonic() >= until:
+            return f"{running} requests still ran after {bound_s:.0f} s"
+        ctx.progress(f"draining: {running} requests run")
+        ctx.pause(min(1.0, bound_s))
+
+
+def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool) -> str:
+    """Stop the service, wait until its processes and ports are gone. Idempotent.
+
+    Leftovers are ended by pid only with `kill`. Raises StepFailed naming each process that is left.
+    """
+    before = control.footprint()
+    control.terminate()
+    after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill)
+    count = len(before.members)
+    return f"{count} process{'' if count == 1 else 'es'} ended, {after}"
+
+
+def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit_s: float, kill: bool) -> str:
+    """Returns once nothing of `before`, of the service now, or on its ports is left."""
+    began = time.monotonic()
+    ports = sorted(before.ports | {control.endpoint.port})
+    asked = killed = False
+    while True:
+        # One look at /proc for all; the scan for port holders is the costly part.
+        left = set(before.living()) | {pid for pid, _ in control.footprint().members}
+        waited = time.monotonic() - began
+        if not left:
+            busy = busy_ports(ports)
+            if not busy:
+                return "ports " + ", ".join(map(str, ports)) + " are free"
+            left = {pid for holders in busy.values() for pid in holders}
+        else:
+            busy = {}
+        if waited > _CHILDREN_S and not asked and before.main not in left:
+            asked = True
+            _signal(before, left, signal.SIGTERM)
+        if waited > limit_s:
+            if not kill or killed:
+                raise StepFailed(leftovers(control, left, busy, waited, kill))
+            killed, began = True, time.monotonic()
+            limit_s = 10.0
+            for pid in sorted(left):
+                ctx.progress(f"SIGKILL to process {pid}: {_command(pid)}")
+                _kill(pid, signal.SIGKILL)
+        ctx.pause(_POLL_S)
+
+
+def busy_ports(ports: list[int]) -> dict[int, set[int]]:
+    """Those of `ports` that somebody listens on, with the holders (empty when they may not be seen)."""
+    if not any(proc.port_open(port) for port in ports):
+        return {}
+    held = proc.listeners()
+    return {port: held[port] for port in ports if port in held}
+
+
+def leftovers(
+    control: ServiceControl, left: set[int], busy: dict[int, set[int]], waited: float, killed: bool
+) -> str:
+    """One line that names what is still there."""
+    parts = [f"process {pid} ({_command(pid)})" for pid in sorted(left)]
+    parts += [f"port {port} is held" for port, holders in sorted(busy.items()) if not holders]
+    ports = ", ".join(str(port) for port in sorted(busy))
+    text = f"still there after {waited:.0f} s: {'; '.join(parts)}" + (f" on port {ports}" if ports else "")
+    text += (
+        "; SIGKILL did not end it" if killed else "; end it by hand, or allow it with `stop: {kill: true}`"
+    )
+    return control.mask(text)
+
+
+def _command(pid: int) -> str:
+    text = " ".join(mask_argv(proc.argv(pid))) or "?"
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _signal(before: Footprint, left: set[int], sig: signal.Signals) -> None:
+    for pid, start in before.members:
+        if pid in left and proc.alive(pid, start):
+            _kill(pid, sig)
+
+
+def _kill(pid: int, sig: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, sig)

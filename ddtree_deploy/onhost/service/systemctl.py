@@ -1,0 +1,43 @@
+"""The few systemctl calls that we need, each with a deadline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+
+class SystemctlError(Exception):
+    """systemctl failed or is not there; the message is its own."""
+
+
+def run(*args: str, seconds: float = 60.0) -> str:
+    """stdout of `systemctl ARGS`. Raises SystemctlError."""
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SYSTEMD_PAGER": ""}
+    try:
+        done = subprocess.run(
+            ["systemctl", "--no-pager", *args],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise SystemctlError(f"systemctl {args[0]}: {e}") from e
+    if done.returncode:
+        raise SystemctlError(
+            f"systemctl {' '.join(args)}: {done.stderr.strip() or f'status {done.returncode}'}"
+        )
+    return done.stdout
+
+
+def show(unit: str, names: list[str]) -> dict[str, str]:
+    """Properties of a unit. A property that comes more than once is joined with newlines."""
+    found: dict[str, str] = {}
+    for line in run("show", unit, f"--property={','.join(names)}", seconds=30.0).splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            found[name] = f"{found[name]}\n{value}" if name in found else value
+    return found

@@ -1,0 +1,339 @@
+"""Services that systemd runs. We change one drop-in of our own; the unit, and whether it is enabled, are left alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ..context import Context, StepFailed
+from ..facts_format import ServiceFacts
+from ..protocol import Service
+from . import base, container, launch, proc, systemctl, unitfile
+from .base import Footprint, Record, ServiceControl, ServiceError
+from .process import tail
+from .systemctl import SystemctlError
+
+# Drop-ins are read in the order of their file names, whatever folder they are in.
+DROP_IN = "zzzz-ddtree-deploy.conf"
+_SHOWN = [
+    "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus", "Result",
+    "FragmentPath", "DropInPaths", "EnvironmentFiles", "User", "NeedDaemonReload", "ActiveEnterTimestamp",
+]  # fmt: skip
+
+
+class SystemdControl(ServiceControl):
+    """One unit of the system manager; needs root."""
+
+    units = Path("/etc/systemd/system")
+
+    def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
+        super().__init__(service, state_dir, secrets)
+        self.unit = service.unit if "." in service.unit else f"{service.unit}.service"
+        self.drop_in = self.units / f"{self.unit}.d" / DROP_IN
+        self._restarts = 0  # NRestarts when we started it
+        self._started_at = ""
+
+    # ---- looking --------------------------------------------------------------------------------------
+
+    def _show(self) -> dict[str, str]:
+        try:
+            return systemctl.show(self.unit, _SHOWN)
+        except SystemctlError as e:
+            raise ServiceError(str(e)) from e
+
+    def _texts(self, shown: dict[str, str], *, ours: bool) -> list[str]:
+        """The unit file and its drop-ins in order, with or without our own."""
+        paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
+        if ours and self.drop_in.exists() and str(self.drop_in) not in paths:
+            paths.append(str(self.drop_in))
+        texts = []
+        for path in paths:
+            if path and (ours or Path(path) != self.drop_in):
+                try:
+                    texts.append(Path(path).read_text())
+                except OSError as e:
+                    raise ServiceError(f"{path} cannot be read: {e.strerror}") from e
+        return texts
+
+    def _env(self, texts: list[str]) -> dict[str, str]:
+        env = unitfile.environment(texts)
+        for line in unitfile.effective(texts, "EnvironmentFile"):
+            path = Path(line.removeprefix("-").strip())
+            if path.exists():
+                env |= unitfile.environment_file(path.read_text(errors="replace"))
+        return env
+
+    def _specifiers(self, shown: dict[str, str]) -> dict[str, str]:
+        name = self.unit.rsplit(".", 1)[0]
+        prefix, _, instance = name.partition("@")
+        user = shown.get("User") or "root"
+        return {
+            "n": self.unit, "N": name, "p": prefix, "P": prefix, "i": instance, "I": instance.replace("-", "/"),
+            "u": user, "H": socket.gethostname(), "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log",
+            "h": _home(user),
+        }  # fmt: skip
+
+    def _words(self, shown: dict[str, str]) -> tuple[str, list[str]]:
+        """(prefix, unit words) of the command line after the edits, made from the unit without our drop-in."""
+        texts = self._texts(shown, ours=False)
+        wanted = self.service.launch
+        try:
+            prefix, words = unitfile.exec_start(texts)
+        except unitfile.UnitError as e:
+            raise ServiceError(f"{self.unit}: {e}") from e
+        if not _edits(wanted):
+            return prefix, words
+        plain = unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
+        reason = launch.wrapper(plain)
+        if reason and wanted.command is None and (wanted.set or wanted.unset):
+            raise ServiceError(
+                f"launch edits need a unit whose ExecStart= runs sglang itself, but {reason}: "
+                f"{launch.shown(plain, self.secrets.values())}; give the whole `launch.command`"
+            )
+        in_files = set(self._env(texts)) - set(unitfile.environment(texts))
+        for name in sorted(in_files & set(wanted.env)):
+            raise ServiceError(
+                f"launch.env sets {name}, but an EnvironmentFile= of {self.unit} sets it, too, and wins"
+            )
+        units = type(wanted)(
+            command=None if wanted.command is None else [unitfile.to_unit(w) for w in wanted.command],
+            set={f: None if v is None else unitfile.to_unit(v) for f, v in wanted.set.items()},
+            unset=wanted.unset,
+        )
+        return ("" if wanted.command is not None else prefix), launch.edit(words, units)
+
+    def describe(self) -> ServiceFacts:
+        try:
+            shown = self._show()
+        except ServiceError as e:
+            return ServiceFacts(kind="systemd", state="absent", problem=str(e))
+        state = {"active": "active", "failed": "failed", "activating": "activating"}.get(
+            shown.get("ActiveState", ""), "inactive"
+        )
+        if shown.get("LoadState") != "loaded":
+            problem = f"there is no unit {self.unit} ({shown.get('LoadState', 'not-found')})"
+            return ServiceFacts(kind="systemd", state="absent", problem=problem)
+        pid = int(shown.get("MainPID") or 0)
+        command, new, problem, digest = [], [], "", ""
+        try:
+            texts = self._texts(shown, ours=True)
+            digest = base.digest(texts)
+            prefix, words = unitfile.exec_start(texts)
+            command = self._literal(words, shown, prefix, texts)
+            new = self._masked(self.future_argv())
+        except (ServiceError, unitfile.UnitError) as e:
+            problem = str(e)
+        where = container.of(pid) if pid else ""
+        return ServiceFacts(
+            kind="systemd",
+            state=state,
+            pid=pid,
+            command=self._masked(proc.argv(pid) or command),
+            new_command=new,
+            definition=shown.get("FragmentPath", ""),
+            drop_ins=shown.get("DropInPaths", "").split(),
+            listening=proc.port_open(self.endpoint.port),
+            container=where,
+            problem=self._problem(shown, where) or problem,
+            digest=digest,
+        )
+
+    def _problem(self, shown: dict[str, str], where: str) -> str:
+        if where:
+            return f"the service runs in a container ({where}); services in containers are not supported"
+        if os.geteuid() != 0:
+            return f"driving {self.unit} needs root: connect as root, or set `become: true`"
+        if shown.get("NeedDaemonReload") == "yes":
+            return (
+                f"{self.unit} was changed on disk since systemd read it: run `systemctl daemon-reload` "
+                "(or undo the change) first, so that what runs is what the files say"
+            )
+        later = [p for p in shown.get("DropInPaths", "").split() if Path(p).name > DROP_IN]
+        if later:
+            return f"drop-in {later[0]} sorts after ours ({DROP_IN}) and would win"
+        return ""
+
+    def _literal(self, words: list[str], shown: dict[str, str], prefix: str, texts: list[str]) -> list[str]:
+        return unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
+
+    def _masked(self, argv: list[str]) -> list[str]:
+        return launch.mask_argv(argv, self.secrets.values())
+
+    def environment(self) -> dict[str, str]:
+        try:
+            shown = self._show()
+            env = self._env(self._texts(shown, ours=False))
+        except ServiceError:
+            return {}
+        user = shown.get("User") or "root"
+        path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
+        return {**path, "HOME": _home(user), "USER": user, **env, **self.service.launch.env}
+
+    def future_argv(self) -> list[str]:
+        shown = self._show()
+        prefix, words = self._words(shown)
+        return self._literal(words, shown, prefix, self._texts(shown, ours=False))
+
+    def running_argv(self) -> list[str]:
+        try:
+            return proc.argv(int(self._show().get("MainPID") or 0))
+        except ServiceError:
+            return []
+
+    def owner(self) -> str:
+        try:
+            return self.service.user or self._show().get("User", "")
+        except ServiceError:
+            return self.service.user
+
+    def active(self) -> bool:
+        return self._show().get("ActiveState") in ("active", "activating", "reloading", "deactivating")
+
+    def footprint(self) -> Footprint:
+        shown = self._show()
+        pids = proc.in_cgroup(shown.get("ControlGroup", "") or f"/system.slice/{self.unit}") - {os.getpid()}
+        processes = proc.table()
+        members = frozenset(processes[pid].key for pid in pids if pid in processes)
+        ports = frozenset(proc.ports_of(pids)) if pids else frozenset[int]()
+        return Footprint(int(shown.get("MainPID") or 0), members, ports)
+
+    def alive(self) -> tuple[bool, str]:
+        shown = self._show()
+        restarts, status = int(shown.get("NRestarts") or 0), shown.get("ExecMainStatus", "?")
+        ended = f"result {shown.get('Result', '?')}, exit status {status}"
+        if restarts > self._restarts:
+            return False, f"crash loop: systemd restarted it {restarts - self._restarts} times ({ended})"
+        state, sub = shown.get("ActiveState", ""), shown.get("SubState", "")
+        if sub == "auto-restart":
+            return False, f"crash loop: systemd is about to restart it ({ended})"
+        if state in ("active", "activating", "reloading"):
+            return True, f"{state} ({sub})"
+        return False, f"it is {state} ({ended})"
+
+    def _log_file(self) -> Path | None:
+        """Where StandardOutput= writes, when not to the journal."""
+        try:
+            lines = unitfile.effective(self._texts(self._show(), ours=True), "StandardOutput")
+        except ServiceError:
+            return None
+        match = re.match(r"(?:file|append|truncate):(/.*)", lines[-1]) if lines else None
+        return Path(match[1]) if match else None
+
+    def log_tail(self, lines: int = 15) -> list[str]:
+        path = self._log_file()
+        found = tail(path, lines) if path else self._journal(["-o", "cat", "-n", str(lines)]).splitlines()
+        return [self.mask(line.rsplit("\r", 1)[-1]) for line in found][-lines:]
+
+    def log_mark(self) -> str:
+        path = self._log_file()
+        if path is not None:
+            return str(path.stat().st_size) if path.exists() else ""
+        return self._journal(["-o", "export", "-n", "1", "--output-fields=__CURSOR"])
+
+    def _journal(self, options: list[str]) -> str:
+        if shutil.which("journalctl") is None:
+            return ""
+        since = [f"--since={self._started_at}"] if self._started_at else []
+        argv = ["journalctl", "--no-pager", "-q", "-u", self.unit, *since, *options]
+        try:
+            done = subprocess.run(argv, capture_output=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.decode(errors="replace")
+
+    # ---- changing -------------------------------------------------------------------------------------
+
+    def definition(self) -> dict[str, Any] | None:
+        """{"path", "content"}: base64 of our drop-in as it is, or null."""
+        content = base.encode(self.drop_in.read_bytes()) if self.drop_in.exists() else None
+        return {"path": str(self.drop_in), "content": content}
+
+    def _reload(self) -> None:
+        try:
+            systemctl.run("daemon-reload", seconds=120.0)
+        except SystemctlError as e:
+            raise StepFailed(str(e)) from e
+
+    def apply_launch(self, ctx: Context) -> None:
+        try:
+            shown = self._show()
+            prefix, words = self._words(shown)
+        except ServiceError as e:
+            raise StepFailed(f"launch: {e}") from e
+        if _edits(self.service.launch):
+            text = unitfile.drop_in(prefix, words, self.service.launch.env, ctx.plan.run)
+            self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
+            base.replace(self.drop_in, text.encode(), 0o644)
+        else:
+            base.remove(self.drop_in)
+        self._reload()
+        self._check_wins()
+
+    def _check_wins(self) -> None:
+        paths = self._show().get("DropInPaths", "").split()
+        if self.drop_in.exists() and (not paths or paths[-1] != str(self.drop_in)):
+            raise StepFailed(f"systemd does not read {self.drop_in} last: {' '.join(paths) or 'no drop-ins'}")
+
+    def restore_launch(self, ctx: Context, folder: Path) -> None:
+        kept = (Record.load(folder).definition or {}).get("content")
+        if kept is None:
+            existed = self.drop_in.exists()
+            base.remove(self.drop_in)
+            if existed and not any(self.drop_in.parent.iterdir()):
+                self.drop_in.parent.rmdir()
+        else:
+            self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
+            base.replace(self.drop_in, base.decode(kept), 0o644)
+        self._reload()
+
+    def launch_restored(self, folder: Path) -> str:
+        kept = (Record.load(folder).definition or {}).get("content")
+        now = (self.definition() or {}).get("content")
+        if now != kept:
+            return f"{self.drop_in} is not what it was"
+        if self._show().get("NeedDaemonReload") == "yes":
+            return f"systemd has not read {self.unit} again"
+        return ""
+
+    def terminate(self) -> None:
+        try:
+            systemctl.run("stop", "--no-block", self.unit)
+        except SystemctlError as e:
+            raise StepFailed(str(e)) from e
+
+    def start(self, ctx: Context) -> None:
+        try:
+            # A crash loop of before would count against StartLimitBurst= and NRestarts.
+            systemctl.run("reset-failed", self.unit)
+        except SystemctlError as e:
+            ctx.progress(f"{e}")
+        self._started_at = _now()
+        try:
+            self._restarts = int(self._show().get("NRestarts") or 0)
+            systemctl.run("start", "--no-block", self.unit)
+        except (SystemctlError, ServiceError) as e:
+            raise StepFailed(str(e)) from e
+
+
+def _edits(wanted: Any) -> bool:
+    return bool(wanted.command is not None or wanted.set or wanted.unset or wanted.env)
+
+
+def _home(user: str) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _now() -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S")

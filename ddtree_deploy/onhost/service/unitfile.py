@@ -1,0 +1,201 @@
+"""systemd's unit syntax, as far as a service's launch needs it. Pure.
+
+A *unit word* is a word of ExecStart after quoting is undone but with `%` and `$` still as systemd reads them;
+a *literal* is what the process gets. Source: systemd.syntax(7), systemd.service(5) "Command lines",
+systemd.unit(5) "Specifiers".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " "}
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./$\-\u00a1-\U0010ffff]+")
+_OCTAL = 3
+
+
+class UnitError(ValueError):
+    """Text that this module will not touch; the message says what it is."""
+
+
+def settings(text: str, section: str = "Service") -> list[tuple[str, str]]:
+    """All `Key=value` of one section in order, continuation lines joined, comments dropped."""
+    found: list[tuple[str, str]] = []
+    current, pending = "", ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if line.startswith(("#", ";")):  # also between continued lines
+            continue
+        pending += line
+        if pending.endswith("\\"):
+            pending = pending[:-1] + " "
+            continue
+        line, pending = pending.strip(), ""
+        if line.startswith("[") and line.endswith("]"):
+            current = line[1:-1]
+        elif current == section and "=" in line:
+            key, value = line.split("=", 1)
+            found.append((key.strip(), value.strip()))
+    return found
+
+
+def effective(texts: list[str], key: str) -> list[str]:
+    """The values of a list setting over a unit and its drop-ins: an empty assignment clears what came before."""
+    values: list[str] = []
+    for text in texts:
+        for name, value in settings(text):
+            if name == key:
+                values = [*values, value] if value else []
+    return values
+
+
+def split(line: str) -> list[str]:
+    """Unit words of a line: quotes and C escapes undone. Raises UnitError on an unclosed quote."""
+    words: list[str] = []
+    i = 0
+    while i < len(line):
+        if line[i].isspace():
+            i += 1
+            continue
+        word, i = _word(line, i)
+        words.append(word)
+    return words
+
+
+def _word(line: str, i: int) -> tuple[str, int]:
+    out, quote = "", ""
+    while i < len(line):
+        c = line[i]
+        if quote:
+            if c == quote:
+                quote, i = "", i + 1
+                continue
+        elif c in "\"'":
+            quote, i = c, i + 1
+            continue
+        elif c.isspace():
+            break
+        if c == "\\":
+            text, i = _escape(line, i + 1)
+            out += text
+        else:
+            out, i = out + c, i + 1
+    if quote:
+        raise UnitError(f"a quote is not closed in: {line}")
+    return out, i
+
+
+def _escape(line: str, i: int) -> tuple[str, int]:
+    c = line[i : i + 1]
+    if c in _ESCAPES:
+        return _ESCAPES[c], i + 1
+    for lead, digits in (("x", 2), ("u", 4), ("U", 8)):
+        if c == lead and re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", line[i + 1 : i + 1 + digits]):
+            return chr(int(line[i + 1 : i + 1 + digits], 16)), i + 1 + digits
+    if re.fullmatch(r"[0-7]{3}", line[i : i + _OCTAL]):
+        return chr(int(line[i : i + _OCTAL], 8)), i + _OCTAL
+    if c in ("\\", '"', "'", ";"):
+        return c, i + 1
+    return "\\", i  # systemd keeps an unknown escape as it is
+
+
+def quote(word: str) -> str:
+    """One unit word as written in a unit file: `split(quote(w)) == [w]`."""
+    if _PLAIN.fullmatch(word):
+        return word
+    out = ""
+    for c in word:
+        if c in '\\"':
+            out += "\\" + c
+        elif c == "\n":
+            out += "\\n"
+        elif c == "\t":
+            out += "\\t"
+        elif ord(c) < 32 or ord(c) == 127:
+            out += f"\\x{ord(c):02x}"
+        else:
+            out += c
+    return f'"{out}"'
+
+
+def to_unit(literal: str) -> str:
+    """A literal as a unit word: systemd expands neither specifiers nor variables in it."""
+    return literal.replace("%", "%%").replace("$", "$$")
+
+
+def exec_start(texts: list[str]) -> tuple[str, list[str]]:
+    """(prefix characters, unit words) of the one effective ExecStart. Raises UnitError when there is not one."""
+    lines = effective(texts, "ExecStart")
+    if len(lines) != 1:
+        raise UnitError(f"it has {len(lines)} ExecStart= lines, and this tool edits exactly one")
+    match = re.match(r"[@\-:+!|]*", lines[0])
+    prefix = match.group() if match else ""
+    if "@" in prefix:
+        raise UnitError("its ExecStart= passes an argv[0] of its own (prefix @)")
+    words = split(lines[0][len(prefix) :])
+    if not words:
+        raise UnitError("its ExecStart= is empty")
+    return prefix, words
+
+
+def literal(
+    words: list[str], env: Mapping[str, str], specifiers: Mapping[str, str], prefix: str = ""
+) -> list[str]:
+    """What the process gets: specifiers, then variables expanded as systemd does. The first word has no variables."""
+    out: list[str] = []
+    for i, word in enumerate(words):
+        text = re.sub(r"%(.)", lambda m: specifiers.get(m[1], m[0]) if m[1] != "%" else "%", word)
+        if i == 0 or ":" in prefix:
+            out.append(text)
+        elif re.fullmatch(r"\$[A-Za-z_]\w*", text):
+            out += env.get(text[1:], "").split()
+        else:
+            out.append(
+                re.sub(
+                    r"\$\$|\$\{([A-Za-z_]\w*)\}",
+                    lambda m: "$" if m[0] == "$$" else env.get(m[1], ""),
+                    text,
+                )
+            )
+    return out
+
+
+def environment(texts: list[str]) -> dict[str, str]:
+    """`Environment=` of a unit and its drop-ins (specifiers are left as they are, but `%%`)."""
+    env: dict[str, str] = {}
+    for line in effective(texts, "Environment"):
+        for word in split(line):
+            name, equals, value = word.partition("=")
+            if equals:
+                env[name] = value.replace("%%", "%")
+    return env
+
+
+def environment_file(text: str) -> dict[str, str]:
+    """The variables of an `EnvironmentFile=`: shell-like quotes, `#` and `;` comments, no expansion."""
+    env: dict[str, str] = {}
+    joined = re.sub(r"\\\n", "", text)
+    for raw in joined.splitlines():
+        line = raw.strip()
+        if not line or line[0] in "#;" or "=" not in line:
+            continue
+        name, value = line.split("=", 1)
+        value = value.strip()
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        env[name.strip()] = value
+    return env
+
+
+def drop_in(prefix: str, words: list[str], env: Mapping[str, str], run: str) -> str:
+    """The drop-in that replaces the command line (unit words) and adds variables (literals)."""
+    lines = [
+        f"# Written by ddtree-deploy, run {run}. `ddtree-deploy rollback` removes or restores it.",
+        "[Service]",
+        "ExecStart=",
+        f"ExecStart={prefix}{' '.join(quote(w) for w in words)}",
+    ]
+    # Environment= expands specifiers but not variables.
+    lines += [f"Environment={quote(name + '=' + value.replace('%', '%%'))}" for name, value in env.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,85 @@
+"""What the serving steps share: the control of the plan's service, calls that an interrupt ends, earlier results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .context import Context, StepFailed, StepSkipped
+from .protocol import Service
+from .service import Record, ServiceControl, ServiceError, control
+from .service.base import RECORD
+
+T = TypeVar("T")
+
+
+def service_of(ctx: Context) -> Service:
+    """The plan's service. Raises StepSkipped when the host has none."""
+    if ctx.plan.service is None:
+        raise StepSkipped("the host has no service")
+    return ctx.plan.service
+
+
+def control_of(ctx: Context) -> ServiceControl:
+    """The control of the plan's service. Raises StepSkipped when the host has none."""
+    try:
+        return control(service_of(ctx), ctx.state_dir, ctx.plan.secrets)
+    except ServiceError as e:
+        raise StepFailed(str(e)) from e
+
+
+def record_of(ctx: Context) -> Record | None:
+    """The service as this run's backup found it; None where no backup step ran."""
+    if not (ctx.backup_dir / RECORD).exists():
+        return None
+    return Record.load(ctx.backup_dir)
+
+
+def undone_record(ctx: Context) -> Record | None:
+    """Rollback: the service as it was before the run that is being undone."""
+    folder = Path(ctx.run_dir).parent / ctx.plan.undoes / "backup"
+    if ctx.plan.action != "rollback" or not ctx.plan.undoes or not (folder / RECORD).exists():
+        return None
+    return Record.load(folder)
+
+
+def result_of(ctx: Context, kind: str) -> dict[str, Any]:
+    """The figures of the (last) step of this kind in this run; empty when it gave none."""
+    found: dict[str, Any] = {}
+    for spec in ctx.plan.steps:
+        if spec.kind == kind and spec.name in ctx.results:
+            found = ctx.results[spec.name]
+    return found
+
+
+def require_serving(ctx: Context, control: ServiceControl) -> None:
+    """Skip a gate on a service that is down by design; fail on one that is down though this run started it."""
+    if control.active():
+        return
+    if result_of(ctx, "start"):
+        raise StepFailed(f"the service is down: {control.alive()[1]}")
+    raise StepSkipped("the service is down, and this run did not start it")
+
+
+def call(ctx: Context, function: Callable[[], T]) -> T:
+    """Run a call that has a deadline of its own in a thread, so that an interrupt need not wait for it."""
+    done: list[T] = []
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def work() -> None:
+        try:
+            done.append(function())
+        except BaseException as e:
+            errors.append(e)
+        finally:
+            over.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    while not over.wait(0.1):
+        ctx.check()
+    if errors:
+        raise errors[0]
+    return done[0]

@@ -1,0 +1,52 @@
+"""Start the service as installed; it passes when a prompt of our own made tokens. Undo: stop it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import serving
+from ..context import Context, StepSkipped, UndoFailed
+from ..service import stopping
+from ..service.ready import wait_ready
+
+
+def do(ctx: Context) -> str:
+    service = serving.service_of(ctx)
+    control = serving.control_of(ctx)
+    undone = serving.undone_record(ctx)
+    if undone is not None and not undone.active:
+        raise StepSkipped(f"the service was not running before {ctx.plan.undoes}, and stays down")
+    before = control.footprint()
+    stopping.wait_gone(ctx, control, before, limit_s=10.0, kill=False)  # a start must not race a leftover
+    record = serving.record_of(ctx)
+    ctx.intent(was_active=record.active if record else True)
+    control.start(ctx)
+    ctx.done()
+    said = wait_ready(
+        ctx,
+        control,
+        stalled_after_s=float(ctx.option("stalled_after_s", service.start_stalled_after_s)),
+        limit_s=float(ctx.option("limit_s", service.start_limit_s)),
+    )
+    footprint = control.footprint()
+    ctx.result(
+        started=True,
+        pid=footprint.main,
+        members=sorted(list(key) for key in footprint.members),
+        ports=sorted(footprint.ports),
+    )
+    return said
+
+
+def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
+    """Stop what this run started; what does not end is killed, because it is our own."""
+    service = serving.service_of(ctx)
+    control = serving.control_of(ctx)
+    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True)
+
+
+def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
+    """What was down before is down again; what ran is checked by `stop`."""
+    control = serving.control_of(ctx)
+    if not intents[0]["was_active"] and control.active():
+        raise UndoFailed("the service was down before and runs")

@@ -1,0 +1,90 @@
+"""Stop the service, and prove that no process of it lives and its ports are free. Undo: start the old one again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .. import serving
+from ..context import Context, StepFailed, StepSkipped, UndoFailed
+from ..service import Record, ServiceControl, ServiceError, stopping
+from ..service.ready import wait_ready
+
+
+def do(ctx: Context) -> str:
+    service = serving.service_of(ctx)
+    control = serving.control_of(ctx)
+    before = serving.record_of(ctx)
+    if before is None:  # a playbook without `backup`
+        before = control.record(ctx.backup_dir)
+    if not control.active():
+        busy = stopping.busy_ports([control.endpoint.port])
+        left = {pid for pid, _ in control.footprint().members}
+        if busy or left:
+            left |= {pid for holders in busy.values() for pid in holders}
+            raise StepFailed(
+                "the service is not running, but something of it is "
+                + stopping.leftovers(control, left, busy, 0.0, False)
+            )
+        raise StepSkipped("the service was not running")
+    drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
+    ctx.progress(drained)
+    ctx.intent(record=str(ctx.backup_dir), was_active=before.active, generated=before.generated)
+    ended = stopping.stop(
+        ctx,
+        control,
+        limit_s=float(ctx.option("limit_s", service.stop_limit_s)),
+        kill=bool(ctx.option("kill", service.stop_kill)),
+    )
+    ctx.done()
+    return f"{drained}; {ended}"
+
+
+def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
+    """Start what ran before. Idempotent: one that runs with the recorded command line is left alone."""
+    service = serving.service_of(ctx)
+    control = serving.control_of(ctx)
+    folder, before = _recorded(intents)
+    if not before.active:
+        return
+    if _runs_as_before(control, before):
+        if not before.generated or control.generates():
+            ctx.progress("the old service still runs")
+            return
+        ctx.progress("the old service runs but does not answer any more: it is started again")
+    # Whatever is half stopped or half started has to be gone first.
+    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=service.stop_kill)
+    control.restore_launch(ctx, folder)
+    control.start(ctx)
+    if before.generated:
+        said = wait_ready(
+            ctx, control, stalled_after_s=service.start_stalled_after_s, limit_s=service.start_limit_s
+        )
+        ctx.progress(f"the old service {said}")
+
+
+def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
+    control = serving.control_of(ctx)
+    folder, before = _recorded(intents)
+    different = control.launch_restored(folder)
+    if different and before.active:
+        raise UndoFailed(different)
+    if control.active() != before.active:
+        was, now = ("ran", "is down") if before.active else ("was down", "runs")
+        raise UndoFailed(f"the service {was} before and {now}: {control.alive()[1]}")
+    if before.active and before.argv and control.running_argv() != before.argv:
+        raise UndoFailed("the service runs with another command line than before")
+    if before.generated and not control.generates():
+        raise UndoFailed("the service generated before and does not now")
+
+
+def _recorded(intents: list[dict[str, Any]]) -> tuple[Path, Record]:
+    folder = Path(intents[0]["record"])
+    try:
+        return folder, Record.load(folder)
+    except ServiceError as e:
+        raise UndoFailed(str(e)) from e
+
+
+def _runs_as_before(control: ServiceControl, before: Record) -> bool:
+    return control.active() and control.running_argv() == before.argv
