@@ -1,0 +1,263 @@
+"""The speed gate: rounds before and after -> pass, fail or inconclusive. Pure, standard library only.
+
+One primary figure, chosen beforehand: output throughput at the operating concurrency. The rounds come in
+as they were measured; nothing is taken out but the warm-up and rounds that are void.
+
+    pass          the whole interval of the ratio lies at or above min_ratio
+    fail          the whole interval lies below it, or requests were lost
+    inconclusive  it holds min_ratio; or the host itself changed; or too little is known
+
+The interval: Hodges-Lehmann shift of the logs, exact Mann-Whitney, widened by the restart-to-restart
+spread. It is looked at once, after all rounds: looking after 3, 5 and 8 doubles the false failures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .stats import (
+    HostChange,
+    Interval,
+    RestartSpread,
+    TooFewRounds,
+    host_change,
+    shift_interval,
+    summary,
+)
+
+# Without a calibration a pass is not to be had, but a server half as fast must still fail. This stands for
+# the restart spread then: that of the most disturbed host measured so far (two shared cores: 10.7 %).
+WORST_RESTART_SD = 0.11
+MIN_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of the benchmark client. Seconds; tokens are output tokens; warmup rounds are never
+    judged."""
+
+    requested: int
+    completed: int
+    expected_tokens: int  # requested * output length; 0 where the length is not fixed
+    output_tokens: int
+    seconds: float
+    warmup: bool = False
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens per second."""
+        return self.output_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def void(self) -> str:
+        """Why the round says nothing about speed; empty when it counts."""
+        if self.completed != self.requested:
+            return f"{self.completed} of {self.requested} requests completed"
+        if self.expected_tokens and self.output_tokens != self.expected_tokens:
+            return f"{self.output_tokens} of {self.expected_tokens} output tokens"
+        if not self.throughput > 0:
+            return "nothing was generated"
+        return ""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that the gate judges. `loop_*`: seconds of the fixed calibration loop, run between the rounds.
+
+    restart: measured by `calibrate` on this host; None: unknown. assumed: written in the playbook by a
+    person.
+    """
+
+    before: Sequence[Round]
+    after: Sequence[Round]
+    min_ratio: float
+    restart: RestartSpread | None = None
+    assumed: bool = False
+    loop_before: Sequence[float] = field(default_factory=tuple)
+    loop_after: Sequence[float] = field(default_factory=tuple)
+    loop_limit: float = 0.10
+    confidence: float = 0.95
+    wanted_rounds: int = 8
+
+
+class Verdict(NamedTuple):
+    """verdict: pass | fail | inconclusive; the reason in one line; figures: plain JSON data."""
+
+    verdict: str
+    reason: str
+    figures: dict[str, Any]
+
+
+def judge(m: Measurements) -> Verdict:
+    """The verdict on the release's speed. Raises ValueError for a min_ratio that is not positive."""
+    if not (m.min_ratio > 0 and math.isfinite(m.min_ratio)):
+        raise ValueError(f"min_ratio must be positive, got {m.min_ratio}")
+    figures = _figures(m)
+    lost = _lost(m)
+    if lost is not None:
+        return Verdict(*lost, figures)
+    before = [r.throughput for r in _valid(m.before)]
+    after = [r.throughput for r in _valid(m.after)]
+    few = _too_few(m, len(before), len(after))
+    if few:
+        return Verdict("inconclusive", few, figures)
+    raw = shift_interval(before, after, m.confidence)
+    spread = m.restart or RestartSpread(WORST_RESTART_SD)
+    extra = spread.half_width(raw.half_width, len(before) + len(after), m.confidence)
+    interval = raw.widened(extra)
+    change = host_change(m.loop_before, m.loop_after, m.loop_limit)
+    figures |= _interval_figures(raw, interval)
+    figures["host_change"] = _change_figures(change)
+    floor = math.log(m.min_ratio)
+    verdict = _verdict_of(interval, floor)
+    text = _ratio_text(interval, m)
+    changed = _host_changed(verdict, interval, change, floor)
+    if changed:
+        figures["host_changed"] = True
+        return Verdict("inconclusive", f"host changed: {changed}; {text}", figures)
+    if verdict == "pass" and m.restart is None:
+        return Verdict("inconclusive", _uncalibrated(raw, m, text), figures)
+    if verdict == "inconclusive":
+        return Verdict(verdict, _undecided(interval, m, text), figures)
+    if change is None:
+        figures["notes"].append("no calibration loop was run: a change of the host would not be seen")
+    return Verdict(verdict, text, figures)
+
+
+def _valid(rounds: Sequence[Round]) -> list[Round]:
+    return [r for r in rounds if not r.warmup and not r.void]
+
+
+def _lost(m: Measurements) -> tuple[str, str] | None:
+    """A round after with lost requests or tokens fails, whatever the speed of the rest; unless it was so
+    before."""
+    bad = [(i, r) for i, r in enumerate(m.after, 1) if r.void]
+    if not bad:
+        return None
+    i, r = bad[0]
+    which = f"round {i} of {len(m.after)} after: {r.void}"
+    more = f" ({len(bad)} rounds void)" if len(bad) > 1 else ""
+    if any(b.void for b in m.before):
+        was = next(b.void for b in m.before if b.void)
+        return "inconclusive", f"{which}{more}, but the old service did the same ({was}): look at the host"
+    return "fail", which + more
+
+
+def _too_few(m: Measurements, before: int, after: int) -> str:
+    need = MIN_ROUNDS
+    if before >= need and after >= need:
+        return ""
+    void = sum(1 for r in m.before if r.void and not r.warmup)
+    why = f"; {void} before are void" if void else ""
+    return f"{before} rounds before and {after} after are too few to judge, {need} are needed{why}"
+
+
+def _verdict_of(interval: Interval, floor: float) -> str:
+    if interval.low >= floor:
+        return "pass"
+    return "fail" if interval.high < floor else "inconclusive"
+
+
+def _host_changed(verdict: str, interval: Interval, change: HostChange | None, floor: float) -> str:
+    """Why the host, and not the release, may be what was measured; empty when it was steady enough.
+
+    The loop is an alarm, never a divisor: dividing by it makes every interval wider and a changed host look
+    fine. Beyond its limit it voids the comparison. Below it, it can still take a verdict back that would not
+    stand with the loop's own shift, and its uncertainty, taken off. A failure is taken back readily (the host
+    goes back to the old service either way), a pass only where the loop's own interval leaves out zero.
+    """
+    if change is None:
+        return ""
+    moved = (
+        f"the calibration loop ran {abs(change.percent):.1f} % {'slower' if change.shift < 0 else 'faster'}"
+    )
+    if change.alarm:
+        return f"{moved} after than before"
+    loop = change.interval
+    if verdict == "inconclusive" or loop is None:
+        return ""
+    if verdict == "pass" and loop.low <= 0 <= loop.high:
+        return ""
+    if _verdict_of(interval.minus(loop), floor) == verdict:
+        return ""
+    return f"{moved} after than before, which may be all of it"
+
+
+def _ratio_text(interval: Interval, m: Measurements) -> str:
+    return (
+        f"speed ratio {math.exp(interval.shift):.3f} "
+        f"[{math.exp(interval.low):.3f}, {math.exp(interval.high):.3f}], min_ratio {m.min_ratio:g}"
+    )
+
+
+def _uncalibrated(raw: Interval, m: Measurements, text: str) -> str:
+    return (
+        f"{text}; not calibrated: the restart spread of this host is unknown, so the interval is a guess "
+        f"(rounds alone: [{math.exp(raw.low):.3f}, {math.exp(raw.high):.3f}])"
+    )
+
+
+def _undecided(interval: Interval, m: Measurements, text: str) -> str:
+    if m.restart is None:
+        return f"{text}; not calibrated: the restart spread of this host is unknown"
+    if interval.half_width >= abs(math.log(m.min_ratio)):
+        return f"{text}; this host is too noisy for it (half-width {interval.half_width:.1%})"
+    return f"{text}; the interval holds min_ratio"
+
+
+def _figures(m: Measurements) -> dict[str, Any]:
+    sides: dict[str, Any] = {}
+    for name, rounds in (("before", m.before), ("after", m.after)):
+        values = [r.throughput for r in _valid(rounds)]
+        sides[name] = {
+            "throughput": [round(r.throughput, 3) for r in rounds],
+            "seconds": [round(r.seconds, 3) for r in rounds],
+            "used": [not r.warmup and not r.void for r in rounds],
+            "void": [{"round": i, "why": r.void} for i, r in enumerate(rounds, 1) if r.void],
+            "summary": summary(values) if values else None,
+        }
+    restart = None
+    if m.restart is not None:
+        source = "assumed in the playbook" if m.assumed else f"calibrated, {m.restart.restarts} restarts"
+        restart = {"sd": m.restart.sd, "restarts": m.restart.restarts, "source": source}
+    notes = []
+    for name in ("before", "after"):
+        used = sum(sides[name]["used"])
+        if used < m.wanted_rounds:
+            notes.append(f"{used} rounds {name} could be used, {m.wanted_rounds} were wanted")
+    return {
+        "min_ratio": m.min_ratio,
+        "confidence": m.confidence,
+        "rounds": sides,
+        "restart": restart,
+        "host_changed": False,
+        "notes": notes,
+    }
+
+
+def _interval_figures(raw: Interval, interval: Interval) -> dict[str, Any]:
+    return {
+        "ratio": math.exp(interval.shift),
+        "interval": [math.exp(interval.low), math.exp(interval.high)],
+        "half_width": interval.half_width,
+        "interval_rounds_only": [math.exp(raw.low), math.exp(raw.high)],
+        "coverage": raw.coverage,
+    }
+
+
+def _change_figures(change: HostChange | None) -> dict[str, Any] | None:
+    if change is None:
+        return None
+    return {
+        "percent": change.percent,
+        "interval": [math.exp(change.interval.low), math.exp(change.interval.high)]
+        if change.interval
+        else None,
+        "alarm": change.alarm,
+    }
+
+
+__all__ = ["WORST_RESTART_SD", "Measurements", "Round", "TooFewRounds", "Verdict", "judge"]
