@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .onhost.protocol import FileState
+from .text import safe
 from .values import format_duration
 
 _MAX_DIFF_LINES = 400
@@ -76,13 +77,6 @@ def diff(name: str, old: bytes, new: bytes) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def escaped(text: str) -> str:
-    """Control characters shown, not sent to the terminal; line breaks and tabs kept."""
-    return "".join(
-        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else f"\\x{ord(c):02x}" for c in text
-    )
-
-
 def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -> str:
     """Plain text, ending with a line break.
 
@@ -103,7 +97,7 @@ def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -
         out += ["", "warnings", *(f"  {warning}" for warning in changes.warnings)]
     if changes.empty and changes.action == "rollout":
         out += ["", "nothing to change: this release is live"]
-    return escaped("\n".join(out)) + "\n"
+    return "".join(f"{safe(line)}\n" for line in out)
 
 
 def _files(changes: ChangeSet, diffs: bool, unchanged: bool) -> list[str]:

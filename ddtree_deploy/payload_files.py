@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .errors import InputError
 from .payload_schema import relative_problem
-from .values import format_size
+from .text import size
 
 MAX_FILE = 256 * 1024 * 1024
 MAX_TOTAL = 512 * 1024 * 1024
@@ -94,13 +94,11 @@ class Reader:
             if not stat.S_ISREG(info.st_mode):
                 raise InputError("is a socket or device; a payload holds files only", file=path)
             if info.st_size > MAX_FILE:
-                raise InputError(
-                    f"is too large: {format_size(info.st_size)}, at most {format_size(MAX_FILE)}", file=path
-                )
+                raise InputError(f"is too large: {size(info.st_size)}, at most {size(MAX_FILE)}", file=path)
             data = f.read()
         self.total += len(data)
         if self.total > MAX_TOTAL:
-            raise InputError(f"the payload is larger than {format_size(MAX_TOTAL)}", file=path)
+            raise InputError(f"the payload is larger than {size(MAX_TOTAL)}", file=path)
         return data
 
 

@@ -144,7 +144,7 @@ def _check_order(doc: Document, action: str, steps: list[Step]) -> None:
             raise _error(doc, step, f"{step.name!r} is listed twice, first on line {first}")
         by_name[step.name] = step
         if step.kind in FORBIDDEN[action]:
-            raise _error(doc, step, f"{step.kind!r} has no place in a rollback: it restores a backup")
+            raise _error(doc, step, f"{step.kind!r} has no place in a rollback: there is no payload")
     for kind in REQUIRED[action]:
         if kind not in by_name:
             needed = ", ".join(REQUIRED[action])

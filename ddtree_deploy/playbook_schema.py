@@ -200,10 +200,10 @@ TIMEOUTS: dict[str, float] = {
 
 REQUIRED = {
     "rollout": ("lock", "preflight", "backup", "stage", "install", "unlock"),
-    "rollback": ("lock", "preflight", "backup", "install", "unlock"),
+    "rollback": ("lock", "preflight", "backup", "stage", "install", "unlock"),
 }
-# A rollback restores what a backup kept: nothing is staged, so nothing staged can be checked.
-FORBIDDEN = {"rollout": (), "rollback": ("local", "stage", "compile", "smoke")}
+# A rollback restores what a backup kept: there is no payload to check.
+FORBIDDEN = {"rollout": (), "rollback": ("local", "smoke")}
 # kind -> what has to be in the playbook for it to make sense
 NEEDS = {
     "compile": "stage",

@@ -57,16 +57,6 @@ def format_duration(seconds: float) -> str:
     return "".join(f"{n:g}{unit}" for n, unit in parts if n) or "0s"
 
 
-def format_size(size: int) -> str:
-    """`1 GiB`, `64 MiB`, `12 kB`-like text for people, in binary units."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
-
-
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Timeout = Annotated[float, BeforeValidator(parse_positive)]
 Size = Annotated[int, BeforeValidator(parse_size)]

@@ -24,6 +24,7 @@ M = TypeVar("M", bound=BaseModel)
 MAX_BYTES = 4 * 1024 * 1024
 MAX_NODES = 50_000  # aliases may multiply: a small file can expand to billions of values
 _TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
+_MERGE = "tag:yaml.org,2002:merge"
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", type(None): "nothing", str: "text"}
 _OCTAL = re.compile(r"[-+]?0[0-7_]+$")
 _PLAIN_FIELD = re.compile(r"[\w.-]+$")
@@ -244,7 +245,7 @@ class _Builder:
         self.texts: dict[Loc, str] = {}
         self._open: list[yaml.Node] = []
         self._count = 0
-        self._flat: set[int] = set()  # merged already: an aliased node is met again, with merged keys in it
+        self._known: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}
         self._constructor = yaml.SafeLoader("")
 
     def _error(self, node: yaml.Node, loc: Loc, message: str) -> InputError:
@@ -256,7 +257,7 @@ class _Builder:
             raise self._error(node, (), f"more than {MAX_NODES} values (do aliases multiply?)")
         if node in self._open:
             raise self._error(node, loc, "an anchor contains itself")
-        if node.tag not in _TAGS and node.tag != "tag:yaml.org,2002:merge":
+        if node.tag not in _TAGS and node.tag != _MERGE:
             raise self._error(
                 node, loc, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not allowed"
             )
@@ -275,7 +276,7 @@ class _Builder:
     def _scalar(self, node: yaml.ScalarNode, loc: Loc) -> Any:
         text = node.value
         self.texts[loc] = text
-        if node.tag == "tag:yaml.org,2002:merge":  # `<<` or `=` as a plain value
+        if node.tag == _MERGE:  # `<<` or `=` as a plain value
             return text
         number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if number and (":" in text or _OCTAL.match(text)):
@@ -289,34 +290,33 @@ class _Builder:
             raise self._error(node, loc, f"{text} cannot be read as a value; put it in quotes") from None
 
     def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
-        seen: dict[str, int] = {}
-        for key, _ in [] if id(node) in self._flat else node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
+        return {
+            name: self.build(value, (*loc, name), key.start_mark.line + 1)
+            for name, (key, value) in self._pairs(node, loc).items()
+        }
+
+    def _pairs(self, node: yaml.MappingNode, loc: Loc) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Keys with their nodes, `<<` resolved: what is given here wins, then the first mapping merged."""
+        if id(node) in self._known:
+            return self._known[id(node)]
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                for other in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if not isinstance(other, yaml.MappingNode):
+                        raise self._error(key, loc, "`<<` must be given a mapping or a list of mappings")
+                    if other in self._open:
+                        raise self._error(key, loc, "an anchor contains itself")
+                    merged = {**self._pairs(other, loc), **merged}
                 continue
             name = self._key(key, loc)
-            if name in seen:
-                raise self._error(
-                    key, (*loc, name), f"duplicate key {name!r}, first given on line {seen[name]}"
-                )
-            seen[name] = key.start_mark.line + 1
-        self._flat.add(id(node))
-        try:
-            self._constructor.flatten_mapping(node)
-        except yaml.constructor.ConstructorError as exc:
-            mark = exc.problem_mark or node.start_mark
-            raise InputError(
-                "`<<` must be given a mapping or a list of mappings",
-                file=self.file,
-                line=mark.line + 1,
-                field=dotted(loc),
-            ) from None
-        data: dict[str, Any] = {}
-        for key, value in node.value:
-            name = self._key(key, loc)
-            if name in data:  # merged first, then given here: forget the lines of the merged one
-                self._forget((*loc, name))
-            data[name] = self.build(value, (*loc, name), key.start_mark.line + 1)
-        return data
+            if name in own:
+                first = own[name][0].start_mark.line + 1
+                raise self._error(key, (*loc, name), f"duplicate key {name!r}, first given on line {first}")
+            own[name] = (key, value)
+        self._known[id(node)] = {**merged, **own}
+        return self._known[id(node)]
 
     def _key(self, key: yaml.Node, loc: Loc) -> str:
         if isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:str":
@@ -327,7 +327,3 @@ class _Builder:
         raise self._error(
             key, loc, f'YAML reads the key {key.value} as {kind_of(value)}; write "{key.value}"'
         )
-
-    def _forget(self, loc: Loc) -> None:
-        self.lines = {k: v for k, v in self.lines.items() if k[: len(loc)] != loc}
-        self.texts = {k: v for k, v in self.texts.items() if k[: len(loc)] != loc}

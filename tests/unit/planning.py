@@ -1,4 +1,4 @@
-"""Building blocks for tests of inputs and plans: a payload folder, a playbook, the facts of a host, all as data."""
+"""Building blocks for tests of inputs and plans: payload, playbook and the facts of a host, as data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ NOW = datetime(2026, 11, 29, 17, 45, 1, tzinfo=timezone.utc)
 OPTIONS = RunOptions.at(NOW, "ab12cd", "ada@laptop")
 UPSTREAM = b"def schedule():\n    return 1\n"
 PATCHED = b"def schedule():\n    return 2\n"
-PATCH = b"--- a/srt/sched.py\n+++ b/srt/sched.py\n@@ -1,2 +1,2 @@\n def schedule():\n-    return 1\n+    return 2\n"
+PATCH = b"""\
+--- a/srt/sched.py
++++ b/srt/sched.py
+@@ -1,2 +1,2 @@
+ def schedule():
+-    return 1
++    return 2
+"""
 
 
 def sha(data: bytes) -> str:
@@ -42,7 +49,8 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 
 PROMPTS = "".join(
-    json.dumps({"conversations": [{"content": f"prompt {i}"}, {"content": "answer"}]}) + "\n" for i in range(32)
+    json.dumps({"conversations": [{"content": f"prompt {i}"}, {"content": "answer"}]}) + "\n"
+    for i in range(32)
 )
 
 PLAYBOOK = """\
@@ -71,7 +79,7 @@ ROLLBACK = """\
 schema: 1
 name: rollback
 action: rollback
-steps: [lock, preflight, backup, stop, install, start, health, unlock]
+steps: [lock, preflight, backup, stage, stop, install, start, health, unlock]
 """
 
 PAYLOAD = f"""\
@@ -84,7 +92,10 @@ variants:
     files:
       - {{from: sglang_ddtree, to: "site:sglang_ddtree"}}
     overlays:
-      - {{to: "sglang:srt/sched.py", patch: patches/sched.patch, base: {sha(UPSTREAM)}, result: {sha(PATCHED)}}}
+      - to: "sglang:srt/sched.py"
+        patch: patches/sched.patch
+        base: {sha(UPSTREAM)}
+        result: {sha(PATCHED)}
     dist_info:
       name: sglang-ddtree
       entry_points: {{sglang.srt.plugins: {{ddtree: "sglang_ddtree.plugin:register"}}}}
@@ -186,7 +197,7 @@ class World:
         return replace(facts, **more)
 
     def apply(self, plan: Plan, blobs: Mapping[str, bytes]) -> None:
-        """Do what the runner does with the targets of a plan, on the data. Checks the digests that it names."""
+        """Do on the data what the runner does with the targets of a plan; check the digests that it names."""
         backup: dict[str, bytes | None] = {}
         entries = dict((self.installed or {}).get("files", {}))
         for target in plan.targets:
