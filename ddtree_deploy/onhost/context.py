@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .files import Files
 from .journal import Journal
+from .layout import site_key
+from .lock import SiteLock
 from .protocol import Plan, StepSpec
 
 
@@ -47,6 +50,7 @@ class Finished:
     seconds: float
     output: str
     log: Path
+    stdout: str = ""  # the tail of standard output alone
 
 
 @dataclass
@@ -61,6 +65,9 @@ class Context:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)  # step name -> data of its result event
     stop_event: threading.Event = field(default_factory=threading.Event)  # set by SIGTERM / interrupt
     uninterruptible: bool = False  # true while undoing
+    interrupted_by: str = ""  # why stop_event is set
+    run_as: str | None = None  # see staging.run_as
+    lock: SiteLock | None = None  # held from the lock step on
 
     @property
     def state_dir(self) -> Path:
@@ -78,6 +85,11 @@ class Context:
     @property
     def logs_dir(self) -> Path:
         return self.run_dir / "logs"
+
+    def files(self) -> Files:
+        """The hand that reads and changes the venv; it does not reach out of site-packages and the package."""
+        roots = [r for r in (self.plan.site, self.plan.package_dir) if r]
+        return Files(roots, site_key(self.plan.site))
 
     def option(self, name: str, default: Any) -> Any:
         """An option of the step as written in the playbook."""

@@ -11,26 +11,52 @@ from typing import Any
 
 
 class Journal:
-    """One writer (the runner, or a recovery of the same run); any number of readers by offset."""
+    """One writer (the runner, or a recovery of the same run); any number of readers by offset.
+
+    `secrets` never reach the file. With `tolerant` (while undoing) a full disk loses lines, not the undo.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.secrets: list[str] = []
+        self.tolerant = False
         self._lock = threading.Lock()
         events, whole = read(path)
         self._n = events[-1]["n"] if events else 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if path.stat().st_size != whole:  # the torn last line of a crash: nobody acted on it
             os.ftruncate(self._fd, whole)
+            os.fsync(self._fd)
 
     def write(self, event: str, *, sync: bool = False, **data: Any) -> dict[str, Any]:
         """Append one event; with `sync` it is on disk when this returns."""
         with self._lock:
-            self._n += 1
-            entry = {"n": self._n, "t": round(time.time(), 3), "e": event, **data}
-            os.write(self._fd, json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-            if sync:
-                os.fsync(self._fd)
+            entry = {"n": self._n + 1, "t": round(time.time(), 3), "e": event, **data}
+            try:
+                self._append(self._masked(json.dumps(entry, separators=(",", ":"))).encode() + b"\n")
+                self._n += 1
+                if sync:
+                    os.fsync(self._fd)
+            except OSError:
+                if not self.tolerant:
+                    raise
             return entry
+
+    def _append(self, line: bytes) -> None:
+        """All of the line or nothing: a disk that fills up must not leave half a line in the middle."""
+        start = os.fstat(self._fd).st_size
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            os.ftruncate(self._fd, start)
+            raise
+
+    def _masked(self, line: str) -> str:
+        for secret in self.secrets:
+            line = line.replace(json.dumps(secret)[1:-1], "***")
+        return line
 
     def close(self) -> None:
         os.fsync(self._fd)

@@ -83,9 +83,7 @@ class Launch:
     command: list[str] | None = None
     set: dict[str, str | None] = field(default_factory=dict)  # flag -> value; None: a flag without value
     unset: list[str] = field(default_factory=list)
-    env: dict[str, str] = field(
-        default_factory=dict
-    )  # added to the service's environment
+    env: dict[str, str] = field(default_factory=dict)  # added to the service's environment
 
 
 @dataclass(frozen=True)
@@ -215,5 +213,7 @@ VERDICTS = ("pass", "fail", "inconclusive", "skipped")
 STATE_UNTOUCHED = "nothing was changed"
 STATE_BEFORE = "as before"
 STATE_NEW = "new release serving"
+STATE_INSTALLED = "new release installed"  # no service
+STATE_BACK = "earlier state back in place"  # a rollback that passed
 STATE_HELD = "new release held, waiting for confirm or rollback"
 STATE_BROKEN = "needs a person"

@@ -1,0 +1,177 @@
+"""Stream a run's journal to whoever is connected, as it grows; take heartbeats and an interrupt from them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import layout
+from .lock import is_held
+from .protocol import HEARTBEAT_LOST_S, HEARTBEAT_S, STATE_BROKEN
+
+POLL_S = 0.03
+START_S = 30.0  # a runner that has not written its first line by then has not started
+LOST_EXIT = 3
+GONE_EXIT = 8  # the controller is gone: nobody reads this status
+
+
+class Controls:
+    """Lines from the controller on fd 0, without blocking."""
+
+    def __init__(self, fd: int = 0) -> None:
+        self._fd = fd
+        self._rest = b""
+        self.closed = False
+
+    def wait(self, seconds: float) -> Iterator[str]:
+        """Lines that arrive within `seconds` (returns at the first)."""
+        if self.closed:
+            time.sleep(seconds)
+            return
+        ready, _, _ = select.select([self._fd], [], [], seconds)
+        if not ready:
+            return
+        data = os.read(self._fd, 65536)
+        self.closed = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace").strip()
+
+
+class Tail:
+    """Whole lines of a journal from a byte offset."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self.offset = offset
+
+    def read(self) -> bytes:
+        """What is new, up to the last newline."""
+        try:
+            with self._path.open("rb") as f:
+                f.seek(self.offset)
+                data = f.read(1 << 20)
+        except FileNotFoundError:
+            return b""
+        data = data[: data.rfind(b"\n") + 1]
+        self.offset += len(data)
+        return data
+
+
+def follow(run_dir: Path, offset: int) -> int:
+    """Until the run has ended (its exit code), or has died (3), or the controller is gone (8)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    tail = Tail(run_dir / layout.JOURNAL, offset)
+    controls = Controls()
+    started = heard = time.monotonic()
+    beat = 0.0
+    _touch(run_dir)
+    try:
+        while True:
+            # Liveness is asked before the read: what a runner wrote before it died is then seen in full.
+            alive = is_held(run_dir / layout.ALIVE)
+            data = tail.read()
+            _send(data)
+            code = _exit_code(data)
+            if code is not None:
+                return code
+            if data:
+                continue
+            now = time.monotonic()
+            if not alive and (tail.offset > 0 or now - started > START_S):
+                return _ended_or_lost(run_dir)
+            if now - beat >= HEARTBEAT_S:
+                beat = now
+                _send(b'{"e":"hb"}\n')
+            for line in controls.wait(POLL_S):
+                heard = time.monotonic()
+                if line == "interrupt":
+                    interrupt(run_dir)
+                _touch(run_dir)
+            if controls.closed or time.monotonic() - heard > HEARTBEAT_LOST_S:
+                return GONE_EXIT
+    except BrokenPipeError:
+        return GONE_EXIT
+
+
+def _send(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _exit_code(data: bytes) -> int | None:
+    """The exit code of an `end` event among these lines."""
+    for line in data.splitlines():
+        if b'"e":"end"' in line:
+            event = json.loads(line)
+            if event["e"] == "end":
+                return int(event["exit"])
+    return None
+
+
+def _ended_or_lost(run_dir: Path) -> int:
+    """No runner and nothing new: an offset after the end, or a runner that died."""
+    from .journal import read
+
+    events, _ = read(run_dir / layout.JOURNAL)
+    if events and events[-1]["e"] == "end":
+        return int(events[-1]["exit"])
+    _send(json.dumps(lost_event(run_dir, events), separators=(",", ":")).encode() + b"\n")
+    return LOST_EXIT
+
+
+def lost_event(run_dir: Path, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What to tell people of a runner that is gone without a verdict."""
+    first = events[0] if events else {}
+    starts = [e["step"] for e in events if e["e"] == "start"]
+    changed = any(e["e"] == "intent" for e in events)
+    log = run_dir / "logs" / "runner.log"
+    said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    reason = f"the runner died {'at step ' + starts[-1] if starts else 'before its first step'}"
+    if said:
+        reason += f" ({said[0][:200]})"
+    return {
+        "e": "lost",
+        "run": run_dir.name,
+        "verdict": "fail",
+        "exit": LOST_EXIT,
+        "state": STATE_BROKEN if changed else "nothing was changed yet",
+        "step": starts[-1] if starts else "",
+        "reason": f"{reason}; the next run on this host recovers it first",
+        "next": f"ddtree-deploy recover {first.get('host', 'TARGET')}",
+    }
+
+
+def interrupt(run_dir: Path) -> bool:
+    """SIGTERM to the run's runner; false when there is none. The pid is checked to be that runner's."""
+    from .journal import read
+
+    events, _ = read(run_dir / layout.JOURNAL)
+    pids = [e["pid"] for e in events if e["e"] in ("run", "recover")]
+    if not pids or not is_held(run_dir / layout.ALIVE):
+        return False
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(pids[-1])  # from here on the number cannot come to mean another process
+        try:
+            words = Path(f"/proc/{pids[-1]}/cmdline").read_bytes().split(b"\0")
+            if os.fsencode(run_dir) in words:
+                signal.pidfd_send_signal(fd, signal.SIGTERM)
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def _touch(run_dir: Path) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(run_dir / layout.WATCHED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.utime(fd)
+        os.close(fd)

@@ -1,0 +1,74 @@
+"""Where things are in the state folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "journal.jsonl"
+PLAN = "plan.json"
+RUNNER = "runner.pyz"
+PAYLOAD = "payload.tar.gz"
+ALIVE = "alive"  # flock held by the process that writes the journal
+WATCHED = "watched"  # touched by the followers at each heartbeat of their controller
+RESERVE = "reserve"  # room for the journal when the disk is full; given back before an undo
+PREVIOUS = "previous_installed.json"
+MANIFEST = "manifest.json"
+
+
+def default_state_dir() -> str:
+    """`/var/lib/ddtree-deploy` for root, else `~/.local/state/ddtree-deploy`."""
+    if os.geteuid() == 0:
+        return "/var/lib/ddtree-deploy"
+    return str(Path("~/.local/state/ddtree-deploy").expanduser())
+
+
+def state_dir(asked: str) -> str:
+    """The state folder for the `state_dir` of a host entry ("" = the default), absolute."""
+    return str(Path(asked).expanduser().absolute()) if asked else default_state_dir()
+
+
+def site_key(site: str) -> str:
+    """The key of a venv: from the real path of its site-packages."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(site))).hexdigest()[:16]
+
+
+def site_dir(state: str, site: str) -> Path:
+    return Path(state) / "sites" / site_key(site)
+
+
+def read_json(path: Path) -> Any | None:
+    """The JSON value in a file; None when it is absent or torn."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
+    """Replace a state file as a whole, 0600; with `sync` it survives a power cut."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w") as f:
+            json.dump(value, f, indent=1, sort_keys=True)
+            f.flush()
+            if sync:
+                os.fsync(f.fileno())
+        temp.rename(path)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,118 @@
+"""One run at a time on a venv: `flock` held by the runner's process, and `owner.json` to say who.
+
+Death or reboot frees the lock: no expiry, no clock. The descriptor may be handed to a recovery, which shares the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from .layout import read_json, write_json
+
+LOCK = "lock"
+OWNER = "owner.json"
+# Others probe the lock for an instant (facts, followers); a real holder keeps it far longer than this.
+PATIENCE_S = 2.0
+
+
+class Held(Exception):
+    """Somebody else holds the lock; `owner` is what owner.json says ({} when it says nothing)."""
+
+    def __init__(self, owner: dict[str, Any]) -> None:
+        super().__init__("locked")
+        self.owner = owner
+
+
+class FileLock:
+    """An exclusive flock on one file, for the life of the process or until `release`."""
+
+    def __init__(self, path: Path, fd: int = -1) -> None:
+        self.path = path
+        self.fd = fd
+
+    def acquire(self, patience: float = PATIENCE_S) -> bool:
+        if self.fd < 0:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        end = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    self.release()
+                    return False
+                time.sleep(0.02)
+
+    def release(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def is_held(path: Path) -> bool:
+    """Does a living process hold the flock on `path`? Looks without making the file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+class SiteLock:
+    """The lock of one venv. `owner` = {run, who, action, pid, since, step}."""
+
+    def __init__(self, site_dir: Path, fd: int = -1) -> None:
+        self.site_dir = site_dir
+        self._lock = FileLock(site_dir / LOCK, fd)
+        self.owner: dict[str, Any] = {}
+
+    @property
+    def fd(self) -> int:
+        return self._lock.fd
+
+    def acquire(self, run: str, who: str, action: str) -> None:
+        """Take it, or raise Held."""
+        if not self._lock.acquire():
+            raise Held(read_owner(self.site_dir))
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.owner = {
+            "run": run,
+            "who": who,
+            "action": action,
+            "pid": os.getpid(),
+            "since": since,
+            "step": "lock",
+        }
+        write_json(self.site_dir / OWNER, self.owner, sync=False)
+
+    def at_step(self, step: str) -> None:
+        """Say how far the run is. A full disk is no reason to stop an undo: failures are ignored."""
+        if self.owner:
+            self.owner["step"] = step
+            with contextlib.suppress(OSError):
+                write_json(self.site_dir / OWNER, self.owner, sync=False)
+
+    def release(self) -> None:
+        """Free it; owner.json goes first, so that no free lock has an owner."""
+        if self._lock.fd >= 0:
+            with contextlib.suppress(OSError):
+                (self.site_dir / OWNER).unlink(missing_ok=True)
+            self._lock.release()
+
+
+def read_owner(site_dir: Path) -> dict[str, Any]:
+    owner = read_json(site_dir / OWNER)
+    return owner if isinstance(owner, dict) else {}

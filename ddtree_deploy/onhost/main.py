@@ -1,0 +1,56 @@
+"""The commands of the zipapp."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+USAGE = "launch RUN_DIR PLAN_LEN PAYLOAD_LEN | run RUN_DIR | follow RUN_DIR OFFSET | recover SITE_DIR"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    commands: dict[str, tuple[int, Callable[[list[str]], int]]] = {
+        "launch": (3, _launch),
+        "run": (1, _run),
+        "follow": (2, _follow),
+        "recover": (1, _recover),
+        "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
+    }
+    count, command = commands.get(words[0] if words else "", (-1, _run))
+    if len(words) != count + 1:
+        print(f"usage: {USAGE}", file=sys.stderr)
+        return 2
+    return command(words[1:])
+
+
+def _launch(words: list[str]) -> int:
+    from .launch import launch
+
+    return launch(Path(words[0]), int(words[1]), int(words[2]))
+
+
+def _run(words: list[str]) -> int:
+    from .runner import run
+
+    return run(Path(words[0]))
+
+
+def _follow(words: list[str]) -> int:
+    from .follow import follow
+
+    return follow(Path(words[0]), int(words[1]))
+
+
+def _recover(words: list[str]) -> int:
+    from .recover import recover_site
+
+    return recover_site(Path(words[0]))
+
+
+def _recover_run(words: list[str]) -> int:
+    from .recover import run_recovery
+
+    return run_recovery(Path(words[0]), int(words[1]))

@@ -1,0 +1,130 @@
+"""After a crash: a run without a verdict is finished, or undone, from its own journal and by its own runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import commit, layout, process, releases, runner
+from .context import Context
+from .journal import read
+from .lock import FileLock, Held, SiteLock
+from .signals import Interruption
+
+LIMIT_S = 7200.0
+
+
+def orphans(site_dir: Path, but: str = "") -> list[str]:
+    """Runs that need recovery, newest first: a later run's changes lie on top of an earlier one's."""
+    folder = site_dir / "runs"
+    names = sorted((p.name for p in folder.iterdir() if p.is_dir()), reverse=True) if folder.is_dir() else []
+    return [n for n in names if n != but and releases.unfinished(folder / n)]
+
+
+def by_its_own_runner(run_dir: Path, lock_fd: int, show: Callable[[str], None]) -> tuple[int, str]:
+    """Recover one run with the runner that made it, which shares our lock. Returns its exit code and reason."""
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(run_dir / layout.RUNNER),
+        "recover-run",
+        str(run_dir),
+        str(lock_fd),
+    ]
+    with (run_dir / "logs" / "recover.log").open("ab") as log:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[lock_fd],
+            start_new_session=True,
+            cwd="/",
+        )
+    assert child.stdout is not None
+    with child:
+        for raw in child.stdout:
+            try:
+                event = json.loads(raw)
+            except ValueError:
+                continue
+            if event["e"] == "undo":
+                show(
+                    f"{event['what']} of {event['step']}: {event['phase']} {event.get('reason', '')}".rstrip()
+                )
+    events, _ = read(run_dir / layout.JOURNAL)
+    if not events or events[-1]["e"] != "end":
+        return 3, f"its runner ended with {child.returncode}; see {run_dir}/logs/recover.log"
+    end = events[-1]
+    return end["exit"], f"{end['state']} ({end['reason']})"
+
+
+def run_recovery(run_dir: Path, lock_fd: int) -> int:
+    """`recover-run`: inside the run's own zipapp, with the venv's lock inherited. Prints the events it adds."""
+    os.umask(0o022)
+    alive = FileLock(run_dir / layout.ALIVE)
+    if not alive.acquire():
+        print("this run has a runner", file=sys.stderr)
+        return 5
+    plan = runner.load_plan(run_dir)
+    ctx = runner.open_context(run_dir, plan)
+    offset = ctx.journal.path.stat().st_size
+    events, _ = read(ctx.journal.path)
+    with Interruption(ctx, run_dir):
+        ctx.uninterruptible = True
+        ctx.journal.tolerant = True
+        process.kill_marked(f"{plan.run}/")
+        ctx.lock = SiteLock(run_dir.parent.parent, lock_fd)
+        ctx.journal.write("recover", sync=True, pid=os.getpid(), boot_id=runner.boot_id())
+        ctx.results = {e["step"]: e["data"] for e in events if e["e"] == "result"}
+        code = runner.settle(ctx, _outcome(ctx, events), recovered=True)
+    ctx.journal.close()
+    sys.stdout.write(ctx.journal.path.read_bytes()[offset:].decode())
+    sys.stdout.flush()
+    alive.release()
+    return code
+
+
+def _outcome(ctx: Context, events: list[dict[str, object]]) -> runner.Outcome:
+    """Forward if the run had decided so; else what it had already judged, or that it died."""
+    if commit.decided(ctx):
+        return runner.Outcome()
+    for event in events:
+        if event["e"] == "verdict" and event["verdict"] not in ("pass", "skipped"):
+            return runner.Outcome(str(event["verdict"]), str(event["step"]), str(event["reason"]))
+    started = [str(e["step"]) for e in events if e["e"] == "start"]
+    step = started[-1] if started else ""
+    return runner.Outcome("interrupted", step, f"the runner died at step {step}")
+
+
+def recover_site(site_dir: Path) -> int:
+    """`recover SITE_DIR`: recover every run of this venv that needs it. Prints JSON lines; 0, 3, or 5 (locked)."""
+
+    def say(**event: object) -> None:
+        try:
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            pass  # nobody listens any more; the recovery goes on
+
+    lock = SiteLock(site_dir)
+    try:
+        lock.acquire("recovery", "recover", "recovery")
+    except Held as held:
+        say(e="locked", owner=held.owner)
+        return 5
+    worst = 0
+    for run in orphans(site_dir):
+        say(e="recovering", run=run)
+        code, reason = by_its_own_runner(
+            site_dir / "runs" / run, lock.fd, lambda t: say(e="progress", text=t)
+        )
+        say(e="recovered", run=run, exit=code, reason=reason)
+        worst = 3 if code == 3 else worst
+    lock.release()
+    return worst

@@ -1,0 +1,38 @@
+"""Take the venv's lock; first put back what a run that died left half-done."""
+
+from __future__ import annotations
+
+import time
+
+from .. import recover
+from ..context import Context, StepFailed
+from ..lock import Held, SiteLock
+
+
+def do(ctx: Context) -> str:
+    lock = SiteLock(ctx.state_dir)
+    try:
+        lock.acquire(ctx.plan.run, ctx.plan.who, ctx.plan.action)
+    except Held as held:
+        raise StepFailed(describe(held.owner), exit_code=5) from None
+    ctx.lock = lock
+    recovered = []
+    for run in recover.orphans(ctx.state_dir, but=ctx.plan.run):
+        ctx.progress(f"run {run} ended without a verdict: recovering it first")
+        ctx.deadline = time.monotonic() + recover.LIMIT_S
+        code, reason = recover.by_its_own_runner(ctx.state_dir / "runs" / run, lock.fd, ctx.progress)
+        if code == 3:
+            raise StepFailed(f"run {run} could not be recovered: {reason}", exit_code=3)
+        recovered.append(f"recovered run {run}: {reason}")
+    ctx.journal.write("locked", sync=True, step=ctx.step.name)
+    return "; ".join(["ours", *recovered])
+
+
+def describe(owner: dict[str, object]) -> str:
+    """Who holds the lock, since when, at which step."""
+    if not owner:
+        return "locked by another run, which has not said who it is"
+    return (
+        f"locked by {owner.get('who', '?')}, {owner.get('action', 'run')} {owner.get('run', '?')}, "
+        f"since {owner.get('since', '?')}, now at {owner.get('step', '?')} (pid {owner.get('pid', '?')})"
+    )
