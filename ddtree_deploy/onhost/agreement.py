@@ -219,3 +219,16 @@ def judge_acceptance(
     worse = -change if higher_is_better else change
     text = f"{what} {value:.3f}, {against} {expected:.3f} ({change:+.1%}, tolerance {tolerance:.1%})"
     return Judgement("fail" if worse > tolerance else "pass", text, figures)
+
+
+def worst_of(judgements: Sequence[Judgement]) -> Judgement:
+    """One judgement of several: fail before inconclusive before pass, with the reasons of that verdict.
+
+    figures: {"judged": [{"verdict", "reason", **figures}, ...]}. Nothing judged is inconclusive.
+    """
+    figures = {"judged": [{"verdict": j.verdict, "reason": j.reason, **j.figures} for j in judgements]}
+    for verdict in ("fail", "inconclusive", "pass"):
+        reasons = [j.reason for j in judgements if j.verdict == verdict]
+        if reasons:
+            return Judgement(verdict, "; ".join(reasons), figures)
+    return Judgement("inconclusive", "nothing was measured", figures)
