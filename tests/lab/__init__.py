@@ -9,6 +9,6 @@
             ...
 
 Needs root; nothing is downloaded: the hosts' /usr is this machine's own, read-only. `need.missing()` names
-what a machine lacks. Everything lives in namespaces, cgroups and one folder of its own, and ends with the lab;
+what a machine lacks. Everything lives in namespaces, cgroups and one folder, and ends with the lab;
 what a killed test run left behind is swept by the next lab.
 """

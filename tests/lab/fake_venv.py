@@ -23,6 +23,8 @@ FILES = {
         '    sys.argv[0] = "launch_server.py"\n'
         '    runpy.run_path("/opt/sglang/fake_sglang.py", run_name="__main__")\n'
     ),
+    "sglang/benchmark/__init__.py": "",
+    "sglang/benchmark/serving.py": Path(__file__).with_name("fake_bench.py").read_text(),
     "sglang/srt/__init__.py": "",
     "sglang/srt/speculative/__init__.py": "",
     "sglang/srt/speculative/spec_info.py": (

@@ -4,8 +4,7 @@
     with cut(host): ...             # the cable is out
     cut_sessions(host)              # every sshd that serves a session is killed (nothing to take back)
 
-A fault that cannot be made here: a skewed clock (the hosts share the kernel's clock, and a time namespace moves
-only the monotonic one).
+Not here: a skewed clock. The hosts share the kernel's, and a time namespace moves only the monotonic one.
 """
 
 from __future__ import annotations

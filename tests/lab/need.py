@@ -41,6 +41,8 @@ def missing() -> tuple[str, ...]:
     packages = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
     if packages:
         reasons.append(f"not installed: {' '.join(packages)} (apt-get install --no-install-recommends)")
+    elif not list(Path("/lib").glob("*/security/pam_systemd.so")):
+        reasons.append("not installed: libpam-systemd (sessions would have no cgroup of their own)")
     elif not _python_fits():
         reasons.append("/usr/bin/python3 is older than 3.10")
     root = cgroup_root()

@@ -1,7 +1,7 @@
 """A WAN between controller and hosts, in user space: two TUN devices, and a line with delay, loss and rate.
 
 Kernels without netem need it; it is accurate to about a millisecond. As a program, `wan.py NETNS_A NETNS_B`
-makes `wan0` in both namespaces, prints `ready`, and takes settings as JSON lines on stdin, each answered by `ok`:
+makes `wan0` in both namespaces, prints `ready`, and takes settings on stdin, JSON lines, each answered `ok`:
 
     {"delay_ms": one way, "jitter_ms": 0, "loss": 0..1, "rate": bytes/s or 0, "cut": false}
 
