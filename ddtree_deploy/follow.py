@@ -44,7 +44,7 @@ class _Ended(Exception):
 
 @dataclass
 class Follower:
-    """Follows one run. `emit` gets the journal's events, and ours: sent, lost, resumed, noise, interrupt."""
+    """Follows one run. `emit` gets the events of its journal, and ours about the connection."""
 
     host: Host
     run_dir: str
@@ -105,10 +105,12 @@ class Follower:
                     why = f"the follower on the host ended with exit status {ended.rc}"
                 except (LinkLost, TransportError) as lost:
                     why = str(lost)
-                self.emit({"e": "lost", "reason": why, "text": f"{why}; the run goes on, reconnecting"})
+                self.emit(
+                    {"e": "disconnected", "reason": why, "text": f"{why}; the run goes on, reconnecting"}
+                )
                 link.close()
                 link, stream = self._reconnect(why)
-                self.emit({"e": "resumed", "offset": self.offset, "text": f"from byte {self.offset}"})
+                self.emit({"e": "reconnected", "offset": self.offset, "text": f"from byte {self.offset}"})
         finally:
             link.close()
 
@@ -134,9 +136,11 @@ class Follower:
                 if event is None:
                     self.emit({"e": "noise", "text": safe(line.decode(errors="replace"))})
                 elif event["e"] != "hb":
-                    self.offset += len(line) + 1
+                    if "n" in event:  # of the journal; what the follower itself says has no number
+                        self.offset += len(line) + 1
                     self.emit(event)
-                    if event["e"] == "end":
+                    # `lost`: the runner died; it carries what an `end` carries.
+                    if event["e"] in ("end", "lost"):
                         return event
             if now - heard > silence:
                 raise LinkLost(f"nothing heard from the host for {silence:.0f} s")

@@ -39,6 +39,7 @@ class Outcome:
     sent: int = 0  # bytes of the execs' stdin
     received: int = 0  # bytes of their stdout and stderr
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""  # the whole error as one line, where the run ended without the host's own verdict
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the exit code's meaning."""
@@ -57,6 +58,7 @@ class Outcome:
             step=error.stage,
             reason=error.message,
             next_command=error.next_command,
+            error=error.render(),
         )
 
 
@@ -67,8 +69,9 @@ def meaning(exit_code: int) -> str:
 
 def figures(outcome: Outcome) -> list[tuple[str, str, str]]:
     """Rows (name, before, after) of what the gates measured; empty where nothing was measured."""
-    before = _flat(outcome.results.get("baseline", {}))
-    after = _flat(outcome.results.get("benchmark", {}))
+    baseline, benchmark = outcome.results.get("baseline", {}), outcome.results.get("benchmark", {})
+    before = {**_dict(baseline.get("sample")), **_dict(_dict(baseline.get("bench")).get("figures"))}
+    after = {**_dict(benchmark.get("sample")), **_dict(_dict(benchmark.get("after")).get("figures"))}
     rows = []
     for key, name, digits in FIGURES:
         old, new = before.get(key), after.get(key)
@@ -77,29 +80,19 @@ def figures(outcome: Outcome) -> list[tuple[str, str, str]]:
     return rows
 
 
+# Keys of the results of the steps `baseline` and `benchmark`; times in ms.
 FIGURES = (
-    ("steps_per_token", "verify steps per token", 3),
+    ("steps_per_token", "verify steps per token", 4),
     ("accept_length", "accept length", 3),
-    ("tokens_per_s", "tokens/s", 1),
+    ("output_tokens_per_s", "output tokens/s", 1),
     ("ttft_ms", "TTFT, ms", 1),
     ("tpot_ms", "TPOT, ms", 2),
-    ("completed", "requests completed", 0),
 )
 
 
-def _flat(data: dict[str, Any]) -> dict[str, float]:
-    """Numbers of a result at any depth, by their own name; the first of a name counts."""
-    found: dict[str, float] = {}
-    for key, value in data.items():
-        if isinstance(value, bool):
-            continue
-        if isinstance(value, int | float):
-            found.setdefault(key, float(value))
-        elif isinstance(value, dict):
-            for inner, number in _flat(value).items():
-                found.setdefault(inner, number)
-    return found
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: Any, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"

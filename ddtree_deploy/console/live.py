@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
-from ddtree_deploy.console.view import Event, line_of
+from ddtree_deploy.console.view import Event, line_of, print_error
 from ddtree_deploy.outcome import Outcome
 from ddtree_deploy.text import safe, span
 
@@ -72,9 +72,12 @@ class LiveView:
     def outcome(self, outcome: Outcome) -> None:
         self.close()
         good = outcome.exit_code == 0
-        for i, line in enumerate(["", *host_lines(outcome)]):
-            style = ("bold green" if good else "bold red") if i == 1 else ""
+        for i, line in enumerate(host_lines(outcome)):
+            if i == 0:
+                self._console.print()
+            style = ("bold green" if good else "bold red") if i == 0 else ""
             self._console.print(Text(line, style=style))
+        print_error(outcome)
 
     def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
         self.text(fleet_lines(outcomes, waiting))
@@ -93,7 +96,7 @@ class LiveView:
         return self._rows.setdefault(name, Row(name))
 
     def _undo(self, host: str, name: str, event: Event) -> None:
-        row = self._row(host, f"undo {name}")
+        row = self._row(host, f"{event.get('what', 'undo')} {name}")
         phase = event.get("phase")
         if phase == "start":
             row.verdict, row.begun = "", time.monotonic()

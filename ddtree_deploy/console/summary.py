@@ -8,7 +8,9 @@ from ddtree_deploy.text import safe, size, span
 
 
 def host_lines(outcome: Outcome) -> list[str]:
-    """The summary of one host, as plain lines. Pure."""
+    """The summary of one host, as plain lines; none where one error line says it all. Pure."""
+    if outcome.error and not outcome.run:
+        return []
     head = f"{outcome.host}: {outcome.action} {_word(outcome)}"
     if outcome.step and outcome.exit_code:
         head += f" at {safe(outcome.step)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import IO, Any, Protocol
 
@@ -49,7 +50,9 @@ class PlainView:
             self._print(line)
 
     def outcome(self, outcome: Outcome) -> None:
-        self.text(["", *host_lines(outcome)])
+        lines = host_lines(outcome)
+        self.text(["", *lines] if lines else [])
+        print_error(outcome)
 
     def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
         self.text(fleet_lines(outcomes, waiting))
@@ -75,6 +78,7 @@ class JsonView:
 
     def outcome(self, outcome: Outcome) -> None:
         self._print({"t": round(time.time(), 3), "e": "outcome", **outcome.to_dict()})
+        print_error(outcome)
 
     def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
         codes = {o.host: o.exit_code for o in outcomes}
@@ -86,6 +90,12 @@ class JsonView:
     def _print(self, data: Event) -> None:
         # ASCII, so that no control character of a host's output reaches a terminal as itself.
         print(json.dumps(data, separators=(",", ":")), file=self._out, flush=True)
+
+
+def print_error(outcome: Outcome) -> None:
+    """The one line on stderr of an outcome that is an error of ours, not a verdict of the host."""
+    if outcome.error:
+        print(f"ddtree-deploy: {safe(outcome.error)}", file=sys.stderr, flush=True)
 
 
 def line_of(event: Event) -> str | None:
@@ -104,9 +114,9 @@ def line_of(event: Event) -> str | None:
         return f"{step}   exit status {event['rc']}: {safe(tail[0] if tail else '', 300)}"
     if kind == "undo":
         reason = f": {safe(event['reason'])}" if event.get("reason") else ""
-        return f"{step} undo {event.get('phase', '')}{reason}"
+        return f"{step} {safe(event.get('what', 'undo'))} {safe(event.get('phase', ''))}{reason}"
     if kind == "noise":
         return f"{step}   host says: {safe(event.get('text', ''), 200)}"
-    if kind in ("connected", "facts", "sent", "lost", "resumed", "interrupt"):
-        return f"{kind:<10} {safe(event.get('text', ''))}"
+    if kind in ("connected", "facts", "sent", "disconnected", "reconnected", "interrupt"):
+        return f"{kind:<12} {safe(event.get('text', ''))}"
     return None

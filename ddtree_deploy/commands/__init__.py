@@ -1,0 +1,1 @@
+"""What the commands of the CLI do; `cli` only parses and prints."""

@@ -1,0 +1,65 @@
+"""The files a command works on: found from the current folder, or named by a flag."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from ddtree_deploy import inventory, payload, playbook
+from ddtree_deploy.errors import InputError
+
+HOSTS = Path("hosts.yaml")
+PAYLOAD = Path("payload")
+PLAYBOOKS = Path("playbooks")
+
+
+def load_hosts(given: Path | None) -> inventory.Inventory:
+    """hosts.yaml. Raises InputError, naming the flag where the default is missing."""
+    return inventory.load(_existing(given, HOSTS, "--hosts FILE"))
+
+
+def load_payload(given: Path | None) -> payload.Payload:
+    """The payload folder."""
+    return payload.load(_existing(given, PAYLOAD, "--payload DIR"))
+
+
+def load_playbook(given: Path | None, action: str) -> playbook.Playbook:
+    """The playbook: playbooks/ACTION.yaml unless another is named."""
+    return playbook.load(_existing(given, PLAYBOOKS / f"{action}.yaml", "--playbook FILE"))
+
+
+def _existing(given: Path | None, default: Path, flag: str) -> Path:
+    path = given or default
+    if path.exists():
+        return path
+    if given is None:
+        raise InputError(
+            f"there is no {default} in {Path.cwd()}",
+            next_command=f"go to the folder that has it, or name it: {flag}",
+        )
+    raise InputError("no such file or folder", file=path, field=flag.split(maxsplit=1)[0])
+
+
+def require_consent(yes: bool, command: str) -> None:
+    """Raise InputError unless --yes was given or somebody can be asked."""
+    if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InputError(
+            "there is no terminal to ask on; --yes goes on without asking",
+            next_command=shlex.join(["ddtree-deploy", *shlex.split(command), "--yes"]),
+        )
+
+
+def require_terminal(command: str) -> None:
+    """Raise InputError, with the command that needs no answer, unless somebody can be asked."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InputError("there is no terminal to ask on", next_command=f"ddtree-deploy {command}")
+
+
+def ask(question: str) -> bool:
+    """A yes or no from the terminal; anything else, also its end, is no."""
+    try:
+        print(f"{question} [y/N] ", end="", flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except OSError:
+        return False

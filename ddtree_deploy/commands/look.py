@@ -1,0 +1,137 @@
+"""plan and status: what would change, and what is. Both only read."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ddtree_deploy import plan as planning
+from ddtree_deploy import ssh
+from ddtree_deploy.changes import ChangeSet, render
+from ddtree_deploy.commands import inputs
+from ddtree_deploy.errors import DeployError, DriftError, gravest
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.payload import Payload
+from ddtree_deploy.plan import RunOptions
+from ddtree_deploy.playbook import Playbook
+from ddtree_deploy.remote import ask_facts
+from ddtree_deploy.status import describe, lines_of
+
+Say = Callable[[str], None]
+
+
+def plan(
+    target: str,
+    *,
+    hosts: Path | None,
+    payload: Path | None,
+    playbook: Path | None,
+    accept_drift: bool,
+    json_lines: bool,
+    say: Say,
+    warn: Say,
+) -> int:
+    """Print what a rollout would change on each host, also after one that fails; returns the gravest code."""
+    chosen = inputs.load_hosts(hosts).resolve(target)
+    book = inputs.load_playbook(playbook, "rollout")
+    load = inputs.load_payload(payload)
+
+    def one(host: Host) -> int:
+        facts = facts_of(host, load, contents=True)
+        changes, drift = _changes(host, facts, load, book, accept_drift)
+        if json_lines:
+            say(json.dumps({"e": "changes", "host": host.name, "run": "", **asdict(changes)}))
+        else:
+            say(render(changes))
+        if drift is not None:
+            raise drift
+        return 0
+
+    return _each(chosen, one, json_lines, say, warn)
+
+
+def _changes(
+    host: Host, facts: Facts, load: Payload, book: Playbook, accept_drift: bool
+) -> tuple[ChangeSet, DriftError | None]:
+    """The changes; with foreign files they are shown as if accepted, and the refusal comes along."""
+    drift: DriftError | None = None
+    for accept in (accept_drift, True):
+        options = RunOptions.at(datetime.now(timezone.utc), "000000", _who(), accept_drift=accept)
+        try:
+            return planning.make_rollout(host, facts, load, book, options).changes, drift
+        except DriftError as error:
+            drift = drift or error
+    assert drift is not None
+    raise drift
+
+
+def status(
+    target: str | None,
+    *,
+    hosts: Path | None,
+    payload: Path | None,
+    json_lines: bool,
+    say: Say,
+    warn: Say,
+) -> int:
+    """Print release, live files, service and lock of each host. Without a target: of all hosts."""
+    inventory = inputs.load_hosts(hosts)
+    chosen = inventory.resolve(target) if target else list(inventory.hosts.values())
+    # Without a payload the files of the installed release can still be judged.
+    load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
+
+    def one(host: Host) -> int:
+        data = describe(host, facts_of(host, load), load)
+        if json_lines:
+            say(json.dumps({"e": "status", "host": host.name, "run": "", **data}))
+        else:
+            say("\n".join(lines_of(host.name, data)))
+        return 0
+
+    return _each(chosen, one, json_lines, say, warn)
+
+
+def facts_of(host: Host, payload: Payload | None, *, contents: bool = False) -> Facts:
+    """Connect, ask, hang up."""
+    with ssh.connect(host) as link:
+        return ask_facts(link, host, planning.facts_request(host, payload, contents=contents))
+
+
+def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool, say: Say, warn: Say) -> int:
+    """Do `one` on every host; an error is printed and does not keep the others from their turn."""
+    codes = []
+    for host in hosts:
+        try:
+            codes.append(one(host))
+        except DeployError as error:
+            error.host = error.host or host.name
+            codes.append(error.exit_code)
+            if json_lines:
+                say(json.dumps(error_event(error)))
+            warn(error.render())
+    return gravest(codes)
+
+
+def error_event(error: DeployError) -> dict[str, Any]:
+    """An error as an event of `--json`."""
+    return {
+        "e": "error",
+        "host": error.host,
+        "run": "",
+        "exit": error.exit_code,
+        "step": error.stage,
+        "reason": error.message,
+        "state": error.state,
+        "next": error.next_command,
+    }
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"

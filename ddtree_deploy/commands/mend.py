@@ -1,0 +1,172 @@
+"""attach, recover, trust: what is typed when a run, a host or its key was lost sight of."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from ddtree_deploy import console, ssh
+from ddtree_deploy import plan as planning
+from ddtree_deploy.commands import inputs
+from ddtree_deploy.errors import DeployError, InputError, LockedError, RollbackIncomplete
+from ddtree_deploy.follow import Follower
+from ddtree_deploy.interrupts import Interrupts
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.record import Record
+from ddtree_deploy.remote import ask_facts, parse_event, run_dir_of
+from ddtree_deploy.rollout import Emitter, Session, of_end
+from ddtree_deploy.ssh import known_hosts
+from ddtree_deploy.ssh.stream import LinkLost, StreamEnded
+
+# A recovery may have to start a server that loads a large model, twice.
+RECOVER_S = 7200.0
+
+
+def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
+    """Follow the run that holds the host, or tell how the last one from here ended. Returns its exit code."""
+    inventory = inputs.load_hosts(hosts)
+    host = _single(inventory.resolve(target), "attach")
+    record = Record(inventory.file)
+    view = console.choose(json_lines)
+    begun = time.monotonic()
+    emit = Emitter(view, host.name)
+    session = Session(host, ssh.connect)
+    with Interrupts() as interrupts:
+        try:
+            link = session.dial()
+            facts = ask_facts(link, host, planning.facts_request(host, None))
+            emit.run = _run_to_follow(host, facts, record)
+            follower = Follower(
+                host=host,
+                run_dir=run_dir_of(facts, emit.run),
+                python=facts.python,
+                connect=session.dial,
+                emit=emit,
+                interrupts=interrupts,
+            )
+            outcome = of_end(host.name, "attach", follower.attach(link))
+        except DeployError as error:
+            error.host = error.host or host.name
+            outcome = Outcome.of_error(error, host.name, "attach")
+        finally:
+            session.close()
+    outcome.run = emit.run
+    outcome.seconds = round(time.monotonic() - begun, 3)
+    outcome.results = emit.results
+    outcome.execs, outcome.sent = session.traffic.execs, session.traffic.sent
+    outcome.received = session.traffic.received
+    view.outcome(outcome)
+    return outcome.exit_code
+
+
+def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:
+    if facts.lock.held and facts.lock.run:
+        return facts.lock.run
+    if facts.orphan is not None:
+        return facts.orphan.run
+    try:
+        run = record.last().runs.get(host.name, "")
+    except InputError:
+        run = ""
+    if not run:
+        raise InputError(
+            "no run is active on the host, and none was made from here",
+            host=host.name,
+            next_command=f"ddtree-deploy status {host.name}",
+        )
+    return run
+
+
+def recover(target: str, *, hosts: Path | None, json_lines: bool) -> int:
+    """Finish or undo, on the host, what a dead run left behind. Returns 0, or 3 when a person is needed."""
+    host = _single(inputs.load_hosts(hosts).resolve(target), "recover")
+    view = console.choose(json_lines)
+    emit = Emitter(view, host.name)
+    with Interrupts(), ssh.connect(host) as link:
+        facts = ask_facts(link, host, planning.facts_request(host, None))
+        if facts.lock.held:
+            raise _locked(host, facts.lock.run, facts.lock.who, facts.lock.since)
+        if facts.orphan is None:
+            emit({"e": "noise", "step": "recover", "text": "there is nothing to recover"})
+            return 0
+        runner = f"{run_dir_of(facts, facts.orphan.run)}/runner.pyz"
+        command = link.command(facts.python, "-I", "-S", runner, "recover", facts.site_dir)
+        stream = link.stream(command, stage="recover")
+        deadline = time.monotonic() + RECOVER_S
+        try:
+            while time.monotonic() < deadline:
+                line = stream.line(1.0)
+                event = parse_event(line) if line is not None else None
+                if event is not None:
+                    emit({"step": "recover", **event, "text": event.get("text") or json.dumps(event)})
+        except (StreamEnded, LinkLost):
+            pass
+        code = stream.exit_status()
+    if code == 0:
+        return 0
+    said = stream.stderr.decode(errors="replace").strip().splitlines()
+    raise RollbackIncomplete(
+        f"the recovery ended with {'an unknown status' if code is None else f'exit status {code}'}"
+        + (f": {said[-1]}" if said else ""),
+        stage="recover",
+        host=host.name,
+        state="unfinished" if code is None else "needs a person",
+        next_command=f"ddtree-deploy status {host.name}",
+    )
+
+
+def trust(target: str, *, hosts: Path | None, fingerprint: str | None) -> int:
+    """Put the key that a host offers on file, if its fingerprint is the one given or confirmed."""
+    host = _single(inputs.load_hosts(hosts).resolve(target), "trust")
+    kind, key = ssh.offered_key(host)
+    seen = known_hosts.fingerprint(key)
+    files = ssh.known_hosts_files(host)
+    verdict, lines = known_hosts.judge(known_hosts.read(files), host.address, host.port, key)
+    name = known_hosts.host_name(host.address, host.port)
+    if verdict == "revoked":
+        raise ssh.host_key_error(host, verdict, kind, key, lines)
+    if verdict == "known":
+        print(f"{host.name}: {kind} {seen} is on file already ({lines[0].file}:{lines[0].line})")
+        return 0
+    if fingerprint is not None and fingerprint != seen:
+        raise InputError(
+            f"the host offers {kind} {seen}, not {fingerprint}",
+            host=host.name,
+            next_command="compare it with `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` on the host",
+        )
+    if fingerprint is None:
+        print(f"{host.name}: {name} offers {kind} {seen}")
+        for line in lines:
+            print(f"  on file: {line.key_type} {known_hosts.fingerprint(line.key)} ({line.file}:{line.line})")
+        print("Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` on the host's own console.")
+        inputs.require_terminal(f"trust {host.name} --fingerprint {seen}")
+        if not inputs.ask("Is it the same?"):
+            print("nothing was written")
+            return 130
+    dropped = known_hosts.accept(files[0], host.address, host.port, kind, key)
+    print(
+        f"{host.name}: {kind} {seen} is now in {files[0]}" + (f", {len(dropped)} replaced" if dropped else "")
+    )
+    return 0
+
+
+def _locked(host: Host, run: str, who: str, since: str) -> LockedError:
+    return LockedError(
+        f"run {run} of {who} holds the host since {since}: it lives, there is nothing to recover",
+        stage="recover",
+        host=host.name,
+        state="the run goes on, we touched nothing",
+        next_command=f"ddtree-deploy attach {host.name}",
+    )
+
+
+def _single(hosts: list[Host], command: str) -> Host:
+    if len(hosts) != 1:
+        raise InputError(
+            f"{command} takes one host, the group has {len(hosts)}: {', '.join(h.name for h in hosts)}",
+            next_command=f"ddtree-deploy {command} {hosts[0].name}",
+        )
+    return hosts[0]

@@ -1,0 +1,43 @@
+"""Several hosts, one after another. The first that does not pass stops the rest, also an unreachable one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from ddtree_deploy.errors import gravest
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.record import Last
+from ddtree_deploy.rollout import Job, run_host
+
+
+@dataclass(frozen=True)
+class FleetOutcome:
+    """`waiting` are the hosts that were not begun."""
+
+    outcomes: list[Outcome]
+    waiting: list[str]
+
+    @property
+    def exit_code(self) -> int:
+        """The gravest of the hosts'."""
+        return gravest([o.exit_code for o in self.outcomes])
+
+
+def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
+    """Do the job on the hosts in their order; remembers a rollout as the last one."""
+    outcomes: list[Outcome] = []
+    runs: dict[str, str] = {}
+    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    for host in hosts:
+        outcome = run_host(host, job)
+        outcomes.append(outcome)
+        if outcome.run and job.action == "rollout":
+            runs[host.name] = outcome.run
+            job.record.set_last(Last(time, target, dict(runs)))
+        if outcome.exit_code != 0:
+            break
+    fleet = FleetOutcome(outcomes, [h.name for h in hosts[len(outcomes) :]])
+    job.view.fleet(fleet.outcomes, fleet.waiting)
+    return fleet

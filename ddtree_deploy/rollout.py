@@ -1,0 +1,264 @@
+"""One host: facts, plan, launch, follow, settle the verdict. The same road for a rollout and a rollback."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from ddtree_deploy import local_step, plan, ssh
+from ddtree_deploy.changes import ChangeSet
+from ddtree_deploy.console import View
+from ddtree_deploy.errors import DeployError, GateFailed, Interrupted, LockedError
+from ddtree_deploy.follow import Follower, Patience
+from ddtree_deploy.interrupts import Interrupts
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.onhost.boot import BOOT
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
+from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.payload import Payload
+from ddtree_deploy.plan import NothingToDo, PlanResult, RunOptions
+from ddtree_deploy.playbook import Playbook
+from ddtree_deploy.record import Record, RunRecord
+from ddtree_deploy.remote import Cargo, ask_facts, run_dir_of
+
+NOTHING_DONE = "nothing was touched"
+
+
+@dataclass
+class Job:
+    """What is to be done on each host of a fleet. `confirm` is asked with the changes; False ends the run."""
+
+    action: str  # rollout | rollback
+    playbook: Playbook
+    payload: Payload | None  # None for a rollback
+    view: View
+    record: Record
+    interrupts: Interrupts
+    confirm: Callable[[ChangeSet], bool]
+    accept_drift: bool = False
+    of_runs: dict[str, str] = field(default_factory=dict)  # rollback: host -> the rollout to undo
+    patience: Patience = field(default_factory=Patience)
+    connect: Callable[[Host], ssh.Link] = ssh.connect
+
+
+class Emitter:
+    """Hands events to the view, and those of the host's journal to the record."""
+
+    def __init__(self, view: View, host: str) -> None:
+        self.view = view
+        self.host = host
+        self.run = ""
+        self.record: RunRecord | None = None
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["e"] == "result":
+            self.results[str(event.get("step", ""))] = event.get("data", {})
+        if self.record is not None and "n" in event:
+            self.record.event(event)
+        self.view.event(self.host, self.run, event)
+
+
+class Session:
+    """One host's connection, with everything it carried counted over reconnects."""
+
+    def __init__(self, host: Host, connect: Callable[[Host], ssh.Link]) -> None:
+        self.host = host
+        self.traffic = ssh.Traffic()
+        self._connect = connect
+        self._open: list[ssh.Link] = []
+
+    def dial(self) -> ssh.Link:
+        """A new connection to the host."""
+        link = self._connect(self.host)
+        link.traffic = self.traffic
+        self._open.append(link)
+        return link
+
+    def close(self) -> None:
+        for link in self._open:
+            link.close()
+
+
+def run_host(host: Host, job: Job) -> Outcome:
+    """Do the job on one host. Never raises a DeployError: the outcome says it."""
+    begun = time.monotonic()
+    emit = Emitter(job.view, host.name)
+    session = Session(host, job.connect)
+    try:
+        outcome = _run(host, job, emit, session)
+    except DeployError as error:
+        error.host = error.host or host.name
+        outcome = Outcome.of_error(error, host.name, job.action)
+    except KeyboardInterrupt:
+        stopped = Interrupted("interrupted before anything was started", host=host.name, state=NOTHING_DONE)
+        outcome = Outcome.of_error(stopped, host.name, job.action)
+    finally:
+        job.interrupts.release()
+        session.close()
+    outcome.seconds = round(time.monotonic() - begun, 3)
+    outcome.results = emit.results
+    traffic = session.traffic
+    outcome.execs, outcome.sent, outcome.received = traffic.execs, traffic.sent, traffic.received
+    if emit.record is not None:
+        outcome.run = emit.run
+        emit.record.summary(outcome.to_dict())
+    job.view.outcome(outcome)
+    return outcome
+
+
+def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
+    begun = time.monotonic()
+    key = host.secrets()  # bad input is found before the host is asked
+    link = session.dial()
+    emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
+    begun = time.monotonic()
+    facts = ask_facts(link, host, plan.facts_request(host, job.payload))
+    emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
+    refuse_if_locked(host, facts)
+    options = RunOptions.at(
+        datetime.now(timezone.utc),
+        secrets.token_hex(3),
+        f"{getpass.getuser()}@{socket.gethostname()}",
+        accept_drift=job.accept_drift,
+        secrets=key,
+    )
+    made = _plan(host, facts, job, options)
+    if isinstance(made, NothingToDo):
+        return _nothing(host, job, made.reason)
+    if job.action == "rollout" and made.changes.empty and _serving(host, facts):
+        return _nothing(host, job, f"this release is live already ({made.changes.live_release})")
+    emit.run = made.plan.run
+    emit(plan_event(made, [step.name for step in job.playbook.steps]))
+    if job.payload is not None and job.playbook.step("local") is not None:
+        _local(host, job.payload, made, facts, emit)
+    if not job.confirm(made.changes):
+        raise Interrupted("not confirmed", stage="plan", host=host.name, state=NOTHING_DONE)
+    run_dir = run_dir_of(facts, made.plan.run)
+    follower = Follower(
+        host=host,
+        run_dir=run_dir,
+        python=facts.python,
+        connect=session.dial,
+        emit=emit,
+        interrupts=job.interrupts,
+        patience=job.patience,
+    )
+    cargo = Cargo.of(made.plan, run_dir, made.archive)
+    emit.record = job.record.run(made.plan.run)
+    emit.record.plan(made.plan)
+    return of_end(host.name, job.action, follower.launch(link, BOOT, cargo))
+
+
+def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:
+    if job.payload is None:
+        return plan.make_rollback(host, facts, job.playbook, options, of_run=job.of_runs.get(host.name, ""))
+    return plan.make_rollout(host, facts, job.payload, job.playbook, options)
+
+
+def _local(host: Host, payload: Payload, made: PlanResult, facts: Facts, emit: Emitter) -> None:
+    begun = time.monotonic()
+    emit({"e": "start", "step": "local", "kind": "local"})
+    variant = next(v for v in payload.variants if v.name == made.plan.variant)
+    verdict, reason = local_step.check(payload, variant, facts.python_version)
+    emit({"e": "verdict", "step": "local", "verdict": verdict, "reason": reason, "seconds": since(begun)})
+    if verdict == "fail":
+        raise GateFailed(
+            reason,
+            stage="local",
+            host=host.name,
+            state=NOTHING_DONE,
+            next_command=f"correct it, then: ddtree-deploy rollout {host.name}",
+        )
+
+
+def _nothing(host: Host, job: Job, reason: str) -> Outcome:
+    return Outcome(
+        host=host.name,
+        action=job.action,
+        exit_code=0,
+        verdict="pass",
+        state=STATE_UNTOUCHED,
+        reason=reason,
+        next_command=f"ddtree-deploy status {host.name}",
+    )
+
+
+def _serving(host: Host, facts: Facts) -> bool:
+    """Whether nothing needs to be put right: no dead run, and the service (if any) is up."""
+    if facts.orphan is not None:
+        return False
+    service = facts.service
+    return host.service is None or (service is not None and service.state == "active" and service.listening)
+
+
+def refuse_if_locked(host: Host, facts: Facts) -> None:
+    """Raise LockedError naming the owner. The runner checks again; this only answers sooner."""
+    lock = facts.lock
+    if lock.held:
+        raise LockedError(
+            f"run {lock.run} of {lock.who} holds the host since {lock.since}, at step {lock.step or '?'}",
+            stage="lock",
+            host=host.name,
+            state="the other run goes on, we touched nothing",
+            next_command=f"ddtree-deploy attach {host.name}",
+        )
+
+
+def of_end(host: str, action: str, end: dict[str, Any]) -> Outcome:
+    """The outcome that the host's `end` event states."""
+    return Outcome(
+        host=host,
+        action=action,
+        exit_code=int(end["exit"]),
+        run=str(end.get("run", "")),
+        verdict=str(end["verdict"]),
+        state=str(end["state"]),
+        step=str(end.get("step", "")),
+        reason=str(end.get("reason", "")),
+        next_command=str(end.get("next", "")),
+    )
+
+
+def facts_summary(facts: Facts) -> dict[str, Any]:
+    """The few facts that are shown as they come in."""
+    sglang = facts.packages.get("sglang")
+    python = ".".join(map(str, facts.python_version))
+    version = sglang.version if sglang else "none"
+    live = str((facts.installed or {}).get("release", ""))
+    return {
+        "sglang": version,
+        "python": python,
+        "release": live,
+        "gpus": len(facts.gpus),
+        "text": f"{facts.hostname}: SGLang {version}, Python {python}, {len(facts.gpus)} GPUs, "
+        f"release {live or 'none of ours'}",
+    }
+
+
+def plan_event(made: PlanResult, steps: list[str]) -> dict[str, Any]:
+    """The plan in short: counts of files, steps, launch commands."""
+    return {
+        "e": "plan",
+        "action": made.plan.action,
+        "variant": made.plan.variant,
+        "release": made.plan.release,
+        "files": dict(sorted(Counter(f.change for f in made.changes.files).items())),
+        "steps": steps,
+        "command": list(made.changes.command),
+        "new_command": list(made.changes.new_command),
+        "warnings": list(made.changes.warnings),
+    }
+
+
+def since(begun: float) -> float:
+    """Seconds since a monotonic time, to the millisecond."""
+    return round(time.monotonic() - begun, 3)

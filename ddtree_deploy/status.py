@@ -1,0 +1,97 @@
+"""What a host is: release, live files, service, lock. Pure: facts in, words out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ddtree_deploy import drift
+from ddtree_deploy.inventory import Host
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.payload import Payload
+from ddtree_deploy.text import safe
+
+
+def describe(host: Host, facts: Facts, payload: Payload | None) -> dict[str, Any]:
+    """JSON-ready: release, files with their state (base | ours | foreign), service, lock, orphan, ..."""
+    installed = facts.installed or {}
+    release = next((r for r in reversed(facts.releases) if r.run == installed.get("release")), None)
+    service = asdict(facts.service) if facts.service is not None else None
+    return {
+        "address": host.address,
+        "hostname": facts.hostname,
+        "python": facts.python,
+        "packages": {name: p.version for name, p in sorted(facts.packages.items())},
+        "release": asdict(release) if release else None,
+        "live": str(installed.get("release", "")),
+        "files": files_of(facts, payload),
+        "service": service,
+        "lock": asdict(facts.lock),
+        "orphan": asdict(facts.orphan) if facts.orphan else None,
+        "gpus": [asdict(gpu) for gpu in facts.gpus],
+        "warnings": list(facts.warnings),
+        "releases": [asdict(r) for r in facts.releases],
+    }
+
+
+def files_of(facts: Facts, payload: Payload | None) -> list[dict[str, str]]:
+    """Every path that the installed release or the payload's fitting variant is about, with what is there."""
+    package = facts.packages.get("sglang")
+    variants = [v for v in payload.variants if package and package.version in v.sglang] if payload else []
+    bases = {item.ref: item.base_sha256 for v in variants for item in v.items}
+    lives = {}
+    for ref, base in bases.items():
+        state = facts.files.get(ref)
+        if state is not None:
+            lives[state.path] = drift.live(ref, state, base, facts)
+    for path, own in drift.owned(facts).items():
+        state = facts.installed_files.get(path)
+        if state is not None and path not in lives:
+            lives[path] = drift.live(str(own["ref"]), state, str(own.get("base_sha256", "")), facts)
+    return [
+        {"ref": item.ref, "path": path, "state": item.state, "expected": item.expected, "found": item.found}
+        for path, item in sorted(lives.items(), key=lambda pair: pair[1].ref)
+    ]
+
+
+def lines_of(name: str, data: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    packages = data["packages"]
+    lines = [f"{name}  ({data['hostname']}, SGLang {packages.get('sglang', 'none')})"]
+    release = data["release"]
+    if release:
+        lines.append(
+            f"  release  {data['live']}: {release['payload']} {release['version']}, variant "
+            f"{release['variant']}, {release['verdict']}, by {release['who']}"
+        )
+    else:
+        lines.append(f"  release  {data['live'] or 'none of ours'}")
+    states = [f["state"] for f in data["files"]]
+    foreign = [f for f in data["files"] if f["state"] == "foreign"]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in ("base", "ours", "foreign") if s in states)
+    lines.append(f"  files    {counts or 'none looked at'}{'  <- drift' if foreign else ''}")
+    lines += [f"           {f['ref']}: expected {f['expected']}, found {f['found']}" for f in foreign]
+    service = data["service"]
+    if service is None:
+        lines.append("  service  none configured")
+    else:
+        heard = "listening" if service["listening"] else "not listening"
+        pid = f", pid {service['pid']}" if service["pid"] else ""
+        lines.append(f"  service  {service['kind']}: {service['state']}{pid}, {heard}")
+        if service["problem"]:
+            lines.append(f"           {service['problem']}")
+    lock, orphan = data["lock"], data["orphan"]
+    if lock["held"]:
+        lines.append(
+            f"  lock     held by run {lock['run']} of {lock['who']} since {lock['since']}, "
+            f"step {lock['step'] or '?'}"
+        )
+    else:
+        lines.append("  lock     free")
+    if orphan:
+        lines.append(
+            f"  orphan   run {orphan['run']} of {orphan['who']} ended without a verdict at step "
+            f"{orphan['step']}; next: ddtree-deploy recover {name}"
+        )
+    lines += [f"  warning  {warning}" for warning in data["warnings"]]
+    return [safe(line) for line in lines]
