@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from .text import escape, mask, mask_argv
+from .service.launch import mask_argv
+from .text import escape, mask
 
 if TYPE_CHECKING:
     from .context import Context, Finished

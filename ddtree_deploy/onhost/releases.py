@@ -105,7 +105,7 @@ def _wanted_installed(
     for t in plan.targets:
         if t.source.startswith(("blob:", "patch:")):
             files[t.path] = {"sha256": t.sha256, "mode": t.mode, "ref": t.ref, "base_sha256": t.base_sha256}
-    if not files:
+    if not files and plan.action == "rollback":
         return None
     dirs = sorted({*(previous or {}).get("dirs", []), *made_dirs})
     return {
@@ -115,6 +115,7 @@ def _wanted_installed(
         "version": plan.payload_version,
         "variant": plan.variant,
         "files": files,
+        "changed": {t.path: t.ref for t in plan.targets},
         "dirs": [d for d in dirs if Path(d).is_dir()],
         "launch": to_dict(plan.service.launch) if plan.service is not None else None,
     }

@@ -28,6 +28,7 @@ from .protocol import (
     StepSpec,
     from_dict,
 )
+from .service import ServiceError
 from .signals import Interruption
 from .staging import remove_stage
 from .undo import intents_by_step, one_line, undo_all
@@ -127,6 +128,8 @@ def _step(ctx: Context, spec: StepSpec) -> Outcome:
         outcome.verdict, outcome.reason = "skipped", str(skipped)
     except StepFailed as failed:
         outcome.verdict, outcome.reason, outcome.exit_code = failed.verdict, failed.reason, failed.exit_code
+    except ServiceError as error:
+        outcome.reason = str(error)
     except Interrupt:
         outcome.verdict, outcome.reason = "interrupted", ctx.interrupted_by or "interrupted"
     except OSError as error:

@@ -13,16 +13,14 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import layout
 from .context import Context, StepFailed
 from .files import Entry, sha256
 from .process import other_user
 from .protocol import Target
-
-if TYPE_CHECKING:
-    from .service import ServiceControl
+from .service import ServiceControl, control
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,7 @@ def run_as(ctx: Context) -> str:
 
 
 def control_of(ctx: Context) -> ServiceControl:
-    """The hand on the plan's service. Raises ServiceError."""
-    from .service import control
-
+    """The control of the plan's service. Raises ServiceError."""
     assert ctx.plan.service is not None
     return control(ctx.plan.service, ctx.state_dir, ctx.plan.secrets)
 

@@ -10,8 +10,9 @@ from typing import Any
 from . import steps
 from .context import Context, StepFailed, UndoFailed
 from .protocol import StepSpec
+from .service import ServiceError
 
-# An undo has a bound of its own: a service has to come back, however short the time of the step that is undone.
+# An undo has a bound of its own: a service has to come back, however short the time of the step undone.
 UNDO_S = 3600.0
 
 
@@ -25,7 +26,7 @@ def intents_by_step(events: list[dict[str, Any]]) -> dict[str, list[dict[str, An
 
 
 def undo_all(ctx: Context, intents: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Undo and check everything; goes on after a failure. Returns the failures as `STEP: reason`; empty is success."""
+    """Undo and check everything; goes on after a failure. Returns the failures, `STEP: reason`."""
     specs = {s.name: s for s in ctx.plan.steps}
     names = [n for n in specs if n in intents][::-1]
     failures: dict[str, str] = {}
@@ -54,7 +55,7 @@ def _one(ctx: Context, spec: StepSpec, function: str, intents: list[dict[str, An
         action = getattr(steps.load(spec.kind), function, None)
         if action is not None:
             action(ctx, intents)
-    except (UndoFailed, StepFailed, OSError) as error:
+    except (UndoFailed, StepFailed, ServiceError, OSError) as error:
         reason = one_line(error)
         traceback.print_exc()
     except Exception as error:
@@ -72,4 +73,8 @@ def one_line(error: BaseException) -> str:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
     text = " ".join(str(error).split())
-    return text if isinstance(error, (UndoFailed, StepFailed)) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, (UndoFailed, StepFailed, ServiceError))
+        else f"{type(error).__name__}: {text}"
+    )

@@ -9,7 +9,8 @@ from typing import Any
 from .. import staging
 from ..context import Context, StepFailed, StepSkipped
 from ..process import minimal_env
-from ..text import escape, mask_argv
+from ..service.launch import mask_argv
+from ..text import escape
 from .backup import live_changes
 
 

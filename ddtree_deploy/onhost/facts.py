@@ -1,0 +1,149 @@
+"""The first exec of a rollout: what the host is. Read-only: no file is made, no lock is taken for longer than a look."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pwd
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import detach, host_facts, layout, releases, site_facts
+from .facts_format import Facts, LockFacts, Release, ServiceFacts
+from .files import Files
+from .journal import read
+from .lock import LOCK, is_held, read_owner
+from .protocol import FACTS_MARK, PROTOCOL, FactsRequest, ProtocolError, from_dict
+
+RELEASES = 20
+
+
+def main(request: dict[str, Any] | str) -> int:
+    """Print `FACTS_MARK` and the facts as one line of JSON. On stderr, with exit status 1, why that cannot be."""
+    try:
+        value = json.loads(request) if isinstance(request, str) else request
+        asked: FactsRequest = from_dict(FactsRequest, value)
+        if asked.protocol != PROTOCOL:
+            raise ProtocolError(f"protocol {asked.protocol}, this is {PROTOCOL}")
+        facts = gather(asked)
+    except (ProtocolError, site_facts.ProbeError, OSError, ValueError) as error:
+        print(f"facts: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    print("\n" + FACTS_MARK + json.dumps(dataclasses.asdict(facts), separators=(",", ":")), flush=True)
+    return 0
+
+
+def gather(asked: FactsRequest) -> Facts:
+    """Raises ProbeError when the interpreter cannot say where its packages are."""
+    python = sys.executable
+    site = site_facts.probe(python, asked.package)
+    package = site.packages.get(asked.package)
+    folder = package.folder if package else ""
+    state = layout.state_dir(asked.state_dir)
+    site_dir = layout.site_dir(state, site.purelib)
+    installed = releases.installed(site_dir)
+    files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
+    owned = {**(installed or {}).get("files", {}), **(installed or {}).get("changed", {})}
+    service = _service(asked, site_dir)
+    gpus, gpu_problem = host_facts.gpus()
+    account = pwd.getpwuid(os.geteuid())
+    return Facts(
+        protocol=PROTOCOL,
+        hostname=socket.gethostname(),
+        user=account.pw_name,
+        uid=os.geteuid(),
+        home=account.pw_dir,
+        os=host_facts.os_name(),
+        kernel=os.uname().release,
+        boot_id=host_facts.boot_id(),
+        python=python,
+        python_version=site.python_version,
+        site=site.purelib,
+        site_key=layout.site_key(site.purelib),
+        site_dir=str(site_dir),
+        state_free_bytes=host_facts.free_bytes(state),
+        site_free_bytes=host_facts.free_bytes(site.purelib),
+        packages=site.packages,
+        files={
+            ref: site_facts.file_state(files, site_facts.path_of(ref, site.purelib, folder), asked.contents)
+            for ref in asked.refs
+        },
+        installed=installed,
+        installed_files={p: site_facts.file_state(files, p, asked.contents) for p in owned},
+        releases=[_release(line) for line in releases.lines(site_dir)[-RELEASES:]],
+        lock=lock_facts(site_dir),
+        orphan=orphan_facts(site_dir),
+        gpus=gpus,
+        processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
+        service=service,
+        systemd=detach.has_systemd(),
+        bases=sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*")),
+        warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
+        attempts=releases.attempts(site_dir),
+    )
+
+
+def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:
+    from .service import ServiceError, control
+
+    if asked.service is None:
+        return None
+    try:
+        return control(asked.service, site_dir, {}).describe()
+    except ServiceError as error:
+        return ServiceFacts(asked.service.kind, "absent", problem=str(error))
+
+
+def _site_warning(noise: str) -> str:
+    return f"the venv's Python complains at its start: {noise[:200]}" if noise else ""
+
+
+def _release(line: dict[str, Any]) -> Release:
+    names = {f.name for f in dataclasses.fields(Release)}
+    return Release(**{k: v for k, v in line.items() if k in names})
+
+
+def lock_facts(site_dir: Path) -> LockFacts:
+    """Who holds the venv now."""
+    if not is_held(site_dir / LOCK):
+        return LockFacts()
+    owner = read_owner(site_dir)
+    return LockFacts(
+        held=True,
+        run=str(owner.get("run", "")),
+        who=str(owner.get("who", "")),
+        pid=int(owner.get("pid", 0)),
+        since=str(owner.get("since", "")),
+        step=str(owner.get("step", "")),
+    )
+
+
+def orphan_facts(site_dir: Path) -> LockFacts | None:
+    """The newest run that died, or whose undo failed, while nobody holds the lock."""
+    if is_held(site_dir / LOCK):
+        return None
+    folder = site_dir / "runs"
+    for run_dir in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
+        if not releases.unfinished(run_dir):
+            continue
+        events, _ = read(run_dir / layout.JOURNAL)
+        first = events[0]
+        starts = [e["step"] for e in events if e["e"] == "start"]
+        return LockFacts(
+            held=False,
+            run=run_dir.name,
+            who=str(first.get("who", "")),
+            pid=int(first.get("pid", 0)),
+            since=_iso(float(first["t"])),
+            step=starts[-1] if starts else "",
+        )
+    return None
+
+
+def _iso(seconds: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

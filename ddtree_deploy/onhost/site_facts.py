@@ -1,0 +1,117 @@
+"""What is installed in the venv, asked of its own interpreter without importing any of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+import subprocess
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .facts_format import Package
+from .files import Files
+from .protocol import FileState
+
+PROBE_S = 60.0
+CONTENT_LIMIT = 1 << 20
+MARK = "DDTREE-PROBE "
+# Distribution -> module whose folder is asked; what decides whether a payload can run.
+DISTRIBUTIONS = {
+    "sglang": "sglang",
+    "torch": "torch",
+    "triton": "triton",
+    "sglang-kernel": "sgl_kernel",
+    "sgl-kernel": "sgl_kernel",
+    "flashinfer-python": "flashinfer",
+    "transformers": "transformers",
+    "numpy": "numpy",
+}
+
+# Runs with the site module, so that .pth files and editable finders do their work; whatever they print, the answer is the
+# marked line. `find_spec` of a top-level name imports nothing.
+PROBE = """
+import importlib.metadata as metadata, importlib.util, json, os, sys, sysconfig
+found = {"purelib": sysconfig.get_paths()["purelib"], "python": list(sys.version_info[:3]), "packages": {}}
+for name, module in json.loads(sys.argv[1]).items():
+    try:
+        d = metadata.distribution(name)
+        version = d.version
+        url = json.loads(d.read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        version, url = "", {}
+    except ValueError:
+        url = {}
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if version or (places and module == name):
+        found["packages"][name] = {
+            "version": version or "?",
+            "folder": os.path.abspath(places[0]) if places else "",
+            "editable": bool(url.get("dir_info", {}).get("editable")),
+        }
+print("\\n" + sys.argv[2] + json.dumps(found), flush=True)
+"""
+
+
+class ProbeError(Exception):
+    """The interpreter could not answer; the message is its last line."""
+
+
+@dataclass(frozen=True)
+class Site:
+    purelib: str  # real path
+    python_version: list[int]
+    packages: dict[str, Package]
+    noise: str = ""  # the first line on stderr: a broken .pth file shows here
+
+
+def probe(python: str, package: str = "sglang") -> Site:
+    """Ask `python`. Raises ProbeError."""
+    names = {**DISTRIBUTIONS, package: package}
+    argv = [python, "-I", "-B", "-c", PROBE, json.dumps(names), MARK]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, cwd="/", check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProbeError(str(error)) from None
+    answers = [line for line in done.stdout.split(b"\n") if line.startswith(MARK.encode())]
+    errors = done.stderr.decode(errors="replace").strip().splitlines()
+    if not answers:
+        raise ProbeError(
+            f"{python} ended with {done.returncode}: {errors[-1] if errors else 'it said nothing'}"
+        )
+    value: dict[str, Any] = json.loads(answers[-1][len(MARK) :])
+    packages = {name: Package(**p) for name, p in value["packages"].items()}
+    return Site(os.path.realpath(value["purelib"]), value["python"], packages, errors[0] if errors else "")
+
+
+def path_of(ref: str, site: str, package_dir: str) -> str:
+    """The absolute path of `site:REL` or `sglang:REL`; "" where the package is not there. Raises ValueError."""
+    room, _, rel = ref.partition(":")
+    if not rel or rel.startswith("/") or ".." in rel.split("/") or os.path.normpath(rel) != rel:
+        raise ValueError(f"{ref}: not a plain relative path")
+    base = site if room == "site" else package_dir
+    return os.path.join(base, rel) if base else ""
+
+
+def file_state(files: Files, path: str, contents: bool) -> FileState:
+    """One path as it is; never raises for what the path is."""
+    if not path:
+        return FileState(path, "absent")
+    try:
+        entry = files.look(path)
+    except OSError:  # not ours to read
+        info = os.lstat(path)
+        return FileState(path, "other", "unreadable", stat.S_IMODE(info.st_mode), info.st_nlink, info.st_size)
+    state = FileState(path, entry.kind, entry.sha256, entry.mode, entry.nlink, entry.size, entry.link)
+    if contents and entry.kind == "file" and entry.size <= CONTENT_LIMIT:
+        packed = base64.b64encode(zlib.compress(files.disk.read(path))).decode()
+        return replace(state, content_b64=packed)
+    return state
