@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .errors import InputError
 from .payload_schema import relative_problem
-from .text import size
+from .text import safe, size
 
 MAX_FILE = 256 * 1024 * 1024
 MAX_TOTAL = 512 * 1024 * 1024
@@ -65,7 +65,7 @@ class Reader:
             try:
                 mode = path.lstat().st_mode
             except FileNotFoundError:
-                raise InputError("does not exist", file=path) from None
+                raise InputError("does not exist", file=self.root / rel) from None
             except OSError as exc:
                 raise InputError(f"cannot be read: {exc.strerror}", file=path) from None
             if stat.S_ISLNK(mode):
@@ -77,10 +77,10 @@ class Reader:
             path.name.encode()
         except UnicodeEncodeError:
             shown = os.fsencode(path.name).decode("utf-8", "backslashreplace")
-            raise InputError("the name is not UTF-8", file=path.with_name(shown)) from None
+            raise InputError("the name is not UTF-8", file=safe(path.with_name(shown))) from None
         problem = relative_problem(path.name)
         if problem and not path.name.startswith("~"):
-            raise InputError(problem, file=path)
+            raise InputError(problem, file=safe(path))
 
     def _read(self, path: Path) -> bytes:
         try:

@@ -26,6 +26,7 @@ MAX_NODES = 50_000  # aliases may multiply: a small file can expand to billions 
 _TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
 _MERGE = "tag:yaml.org,2002:merge"
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", type(None): "nothing", str: "text"}
+_SECRET = {"api_key"}  # never repeat a key that somebody wrote into the file
 _OCTAL = re.compile(r"[-+]?0[0-7_]+$")
 _PLAIN_FIELD = re.compile(r"[\w.-]+$")
 
@@ -107,9 +108,10 @@ class Document:
                     inherited = (*fallback, *item["loc"])
                     where = inherited if inherited in self.lines else where
                 text = self._message(model, item, where)
-                problems.append((self.line(where) or 0, where, text))
-            problems.sort(key=lambda p: p[0])
-            _, where, text = problems[0]
+                # A misspelt key is missing as well: say that it is misspelt.
+                problems.append((self.line(where) or 0, item["type"] != "extra_forbidden", where, text))
+            problems.sort(key=lambda p: p[:2])
+            *_, where, text = problems[0]
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise self.error(where, text + more) from None
 
@@ -122,6 +124,8 @@ class Document:
             return f"unknown key {name!r}{suggest(name, _fields_at(model, item['loc'][:-1]))}"
         if kind == "value_error":
             return str(ctx["error"])
+        if kind == "too_short":
+            return "must not be empty"
         if kind == "literal_error":
             return f"{self._shown(value, where)} is not one of {ctx['expected'].replace(' or ', ', ')}"
         expected = {
@@ -135,7 +139,7 @@ class Document:
             "model_type": "a mapping",
         }.get(kind)
         if expected is None:
-            text = str(item["msg"])
+            text = str(item["msg"]).replace("Input should", "must")
             return f"{text[:1].lower()}{text[1:]}, got {self._shown(value, where)}"
         if expected == "text" and not isinstance(value, dict | list | type(None)):
             raw = self.texts.get(where, str(value))
@@ -145,6 +149,8 @@ class Document:
     def _shown(self, value: Any, where: Loc) -> str:
         if isinstance(value, dict | list) or value is None:
             return kind_of(value)
+        if _SECRET & set(where):
+            return "text that is not shown here"
         raw = self.texts.get(where, str(value))
         return repr(raw) if isinstance(value, str) else f"{raw} ({kind_of(value)})"
 
@@ -153,11 +159,12 @@ def _fields_at(model: type[BaseModel], loc: Loc) -> list[str]:
     """Names of the keys that the model allows at `loc`."""
     current: Any = model
     for part in loc:
-        if isinstance(part, str) and part in current.model_fields:
-            current = _model_in(current.model_fields[part].annotation)
+        fields = {field.alias or name: field for name, field in current.model_fields.items()}
+        if isinstance(part, str) and part in fields:
+            current = _model_in(fields[part].annotation)
         if current is None:
             return []
-    return list(current.model_fields)
+    return [field.alias or name for name, field in current.model_fields.items()]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
