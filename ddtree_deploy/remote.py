@@ -84,6 +84,8 @@ def run_dir_of(facts: Facts, run: str) -> str:
 
 def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes) -> DeployError:
     """Why a command of ours ended without its answer, from its exit status and what it wrote."""
+    login = f"{host.user}@{host.address}" if host.user else host.address
+    retry = f"ssh -p {host.port} {login} {host.python} -V"
     lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     last = safe(lines[-1], 300) if lines else ""
     if host.become and any(line.startswith("sudo:") for line in lines):
@@ -100,14 +102,17 @@ def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes)
         )
     if rc is None:
         return transport_error(host, stage, "the connection ended before the host had answered")
+    if last.startswith(f"{stage}: "):  # our own script, saying why
+        return GateFailed(
+            last.removeprefix(f"{stage}: "), stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry
+        )
     said = last or safe(out.decode(errors="replace").strip()[-300:]) or "it said nothing"
     return GateFailed(
         f"the host's Python ended with exit status {rc}: {said}",
         stage=stage,
         host=host.name,
         state=NOTHING_DONE,
-        next_command=f"ssh -p {host.port} {host.user or ''}{'@' if host.user else ''}{host.address} "
-        f"{host.python} -V",
+        next_command=retry,
     )
 
 
