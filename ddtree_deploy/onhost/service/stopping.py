@@ -66,7 +66,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
             _signal(before, left, signal.SIGTERM)
         if waited > limit_s:
             if not kill or killed:
-                raise StepFailed(leftovers(control, left, busy, waited, kill))
+                raise StepFailed(leftovers(control, left, busy or busy_ports(ports), waited, kill))
             killed, began = True, time.monotonic()
             limit_s = 10.0
             for pid in sorted(left):
@@ -99,7 +99,7 @@ def leftovers(
 
 def _command(pid: int) -> str:
     text = " ".join(mask_argv(proc.argv(pid))) or "?"
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _signal(before: Footprint, left: set[int], sig: signal.Signals) -> None:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " "}
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./$\-\u00a1-\U0010ffff]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./$\-]+")
 _OCTAL = 3
+_SPACE = " \t\n\r"  # systemd's own idea of white space; Unicode's others are part of a word
 
 
 class UnitError(ValueError):
@@ -23,20 +24,20 @@ def settings(text: str, section: str = "Service") -> list[tuple[str, str]]:
     """All `Key=value` of one section in order, continuation lines joined, comments dropped."""
     found: list[tuple[str, str]] = []
     current, pending = "", ""
-    for raw in text.splitlines():
-        line = raw.strip()
+    for raw in text.split("\n"):
+        line = raw.strip(_SPACE)
         if line.startswith(("#", ";")):  # also between continued lines
             continue
         pending += line
         if pending.endswith("\\"):
             pending = pending[:-1] + " "
             continue
-        line, pending = pending.strip(), ""
+        line, pending = pending.strip(_SPACE), ""
         if line.startswith("[") and line.endswith("]"):
             current = line[1:-1]
         elif current == section and "=" in line:
             key, value = line.split("=", 1)
-            found.append((key.strip(), value.strip()))
+            found.append((key.strip(_SPACE), value.strip(_SPACE)))
     return found
 
 
@@ -55,7 +56,7 @@ def split(line: str) -> list[str]:
     words: list[str] = []
     i = 0
     while i < len(line):
-        if line[i].isspace():
+        if line[i] in _SPACE:
             i += 1
             continue
         word, i = _word(line, i)
@@ -74,7 +75,7 @@ def _word(line: str, i: int) -> tuple[str, int]:
         elif c in "\"'":
             quote, i = c, i + 1
             continue
-        elif c.isspace():
+        elif c in _SPACE:
             break
         if c == "\\":
             text, i = _escape(line, i + 1)
@@ -176,7 +177,7 @@ def environment_file(text: str) -> dict[str, str]:
     """The variables of an `EnvironmentFile=`: shell-like quotes, `#` and `;` comments, no expansion."""
     env: dict[str, str] = {}
     joined = re.sub(r"\\\n", "", text)
-    for raw in joined.splitlines():
+    for raw in joined.split("\n"):
         line = raw.strip()
         if not line or line[0] in "#;" or "=" not in line:
             continue

@@ -1,0 +1,254 @@
+"""start, health, tokens, soak against the fake server's moods."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed, StepSkipped
+from ddtree_deploy.onhost.protocol import StepSpec
+from ddtree_deploy.onhost.service.ready import Progress
+
+from .serving_support import Lab, do, journal_text, lab_at, launch, of, until
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with lab_at(tmp_path) as made:
+        yield made
+
+
+def started(lab: Lab, *gates: StepSpec | str, flags: tuple[str, ...] = (), **service: Any) -> Context:
+    """A run that has come as far as `start`."""
+    ctx = lab.context(lab.service(launch=launch(lab, *flags), **service), "start", *gates)
+    of(ctx).apply_launch(ctx)
+    do(ctx, "start")
+    return ctx
+
+
+def failed(ctx: Context, name: str) -> StepFailed:
+    with pytest.raises(StepFailed) as e:
+        do(ctx, name)
+    return e.value
+
+
+def prompts(ctx: Context, count: int = 8) -> None:
+    folder = ctx.stage_dir / "payload" / "attachments"
+    folder.mkdir(parents=True)
+    rows = [{"conversations": [{"content": f"prompt number {i}"}, {"content": "an answer"}]} for i in range(count)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+# ---- start --------------------------------------------------------------------------------------------
+
+
+def test_case_20_slow_loading_with_progress_is_no_stall(lab: Lab) -> None:
+    lab.mood(load_s=4.0, load_lines=40)
+    ctx = started(lab, start_stalled_after_s=1.5)
+    assert "Loading safetensors checkpoint shards" in journal_text(ctx)
+
+
+def test_case_20_a_load_that_stalls_fails_with_the_last_log_lines(lab: Lab) -> None:
+    lab.mood(stall=True)
+    ctx = lab.context(lab.service(launch=launch(lab), start_stalled_after_s=1.0), "start")
+    of(ctx).apply_launch(ctx)
+    reason = failed(ctx, "start").reason
+    assert reason.startswith("no progress for 1 s") and "Capturing CUDA graphs" in reason
+
+
+def test_the_limit_holds_even_with_progress(lab: Lab) -> None:
+    lab.mood(load_s=60.0, load_lines=600)
+    ctx = lab.context(lab.service(launch=launch(lab), start_limit_s=2.0), "start")
+    of(ctx).apply_launch(ctx)
+    assert failed(ctx, "start").reason.startswith("not serving after 2 s")
+
+
+def test_a_server_that_ends_at_once_fails_at_once(lab: Lab) -> None:
+    lab.mood(exit_at_once=3)
+    ctx = lab.context(lab.service(launch=launch(lab)), "start")
+    of(ctx).apply_launch(ctx)
+    reason = failed(ctx, "start").reason
+    assert "it ended with exit status 3" in reason and "fake failure at start" in reason
+
+
+def test_a_command_that_does_not_exist_is_said(lab: Lab) -> None:
+    service = lab.service(launch=launch(lab).__class__(command=["/nosuch/python", "-m", "sglang"]))
+    ctx = lab.context(service, "start")
+    of(ctx).apply_launch(ctx)
+    assert "cannot start /nosuch/python" in failed(ctx, "start").reason
+
+
+def test_case_16_a_server_that_is_healthy_but_hung_does_not_start(lab: Lab) -> None:
+    lab.mood(hung=True)
+    ctx = lab.context(lab.service(launch=launch(lab), start_stalled_after_s=2.0), "start")
+    of(ctx).apply_launch(ctx)
+    reason = failed(ctx, "start").reason
+    assert "no progress for 2 s" in reason and "fired up and ready to roll" in reason
+
+
+def test_an_interrupt_ends_the_wait_for_a_start(lab: Lab) -> None:
+    lab.mood(stall=True)
+    ctx = lab.context(lab.service(launch=launch(lab)), "start")
+    of(ctx).apply_launch(ctx)
+    threading.Thread(
+        target=lambda: (until(lambda: "Capturing" in journal_text(ctx), "it loads"), ctx.stop_event.set())
+    ).start()
+    with pytest.raises(Interrupt):
+        do(ctx, "start")
+
+
+def test_no_secret_is_shown_when_a_start_fails(lab: Lab) -> None:
+    lab.mood(exit_at_once=1)
+    service = lab.service(launch=launch(lab, "--api-key", "s3cret-of-the-argv"))
+    ctx = lab.context(service, "start", secrets={"api_key": "s3cret-of-the-plan"})
+    of(ctx).apply_launch(ctx)
+    reason = failed(ctx, "start").reason
+    assert "--api-key ***" in reason
+    assert "s3cret" not in reason + journal_text(ctx) + json.dumps(of(ctx).describe().__dict__)
+
+
+def test_progress_is_any_of_log_bytes_read_and_gpu_memory() -> None:
+    p = Progress(0.0)
+    assert p.sample(1, "100", 0, -1)
+    assert not p.sample(2, "100", 1000, -1), "a server that idles reads a little"
+    assert p.sample(3, "100", 1 << 20, -1)
+    assert p.sample(4, "100", 1 << 20, 500)
+    assert not p.sample(5, "100", 1 << 20, 500)
+    assert p.stalled(15, 10) and not p.stalled(13, 10)
+
+
+# ---- health -------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_server_passes_with_its_api_key(lab: Lab) -> None:
+    service = lab.service(launch=launch(lab, "--api-key", "s3cret-key"))
+    ctx = lab.context(service, "start", "health", secrets={"api_key": "s3cret-key"})
+    of(ctx).apply_launch(ctx)
+    do(ctx, "start")
+    assert do(ctx, "health") == "3 of 3 prompts were answered with tokens"
+    assert "s3cret" not in journal_text(ctx)
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [
+        ({"hung": True}, "no answer within"),
+        ({"no_tokens": True}, "no tokens came back"),
+        ({"fail_every": 1}, "status 500"),
+        ({"crash_after_requests": 1}, "connection lost"),
+    ],
+)
+def test_case_16_health_fails_within_its_deadline(lab: Lab, mood: dict[str, Any], words: str) -> None:
+    ctx = started(lab, StepSpec("health", "health", 60, {"deadline_s": 3}))
+    lab.mood(**mood)
+    reason = failed(ctx, "health").reason
+    assert "0 of 3 prompts were answered" in reason and words in reason
+
+
+def test_n_of_m_allows_what_it_says(lab: Lab) -> None:
+    ctx = started(lab, StepSpec("health", "health", 60, {"requests": 4, "need": 2}))
+    lab.mood(fail_every=2)
+    assert do(ctx, "health") == "2 of 4 prompts were answered with tokens"
+
+
+def test_case_17_a_service_that_died_after_its_start_fails_health(lab: Lab) -> None:
+    ctx = started(lab, "health", flags=("--fake", '{"crash_after_s": 1.5}'))
+    until(lambda: not of(ctx).active(), "it crashes")
+    assert "the service is down: it ended with exit status 1" in failed(ctx, "health").reason
+
+
+# ---- tokens -------------------------------------------------------------------------------------------
+
+
+def with_baseline(lab: Lab, *gates: StepSpec | str, before: tuple[str, ...] = ()) -> Context:
+    """A baseline of a server with flags `before`, then a restart with DDTREE."""
+    baseline = StepSpec("baseline", "baseline", 60, {"tokens": 4, "max_new_tokens": 12, "bench": None})
+    flags = before or ("--speculative-algorithm", "DFLASH")
+    lab.start_by_hand(*flags)
+    service = lab.service("adopted", launch=launch(lab, "--speculative-algorithm", "DDTREE"))
+    ctx = lab.context(service, baseline, "stop", "start", *gates)
+    prompts(ctx)
+    of(ctx).record(ctx.backup_dir)
+    do(ctx, "baseline")
+    do(ctx, "stop")
+    of(ctx).apply_launch(ctx)
+    do(ctx, "start")
+    return ctx
+
+
+def test_equal_outputs_pass(lab: Lab) -> None:
+    ctx = with_baseline(lab, "tokens")
+    assert do(ctx, "tokens") == "4 prompts, 48 tokens: all equal (DDTREE)"
+    sample = ctx.results["baseline"]["sample"]
+    assert (sample["speculative"], sample["steps_per_token"], sample["accept_length"]) == ("DFLASH", 0.5, 2.0)
+
+
+def test_a_divergence_is_named(lab: Lab) -> None:
+    lab.mood(when={"DDTREE": {"wrong_tokens": 5}})
+    ctx = with_baseline(lab, "tokens")
+    reason = failed(ctx, "tokens").reason
+    first = ctx.results["baseline"]["sample"]["outputs"][0][5]
+    assert f"4 of 4 prompts differ from the old service; first: prompt 0, position 5: token {first} before" in reason
+
+
+def test_without_a_baseline_tokens_are_skipped_with_the_reason(lab: Lab) -> None:
+    ctx = started(lab, "baseline", "tokens")
+    with pytest.raises(StepSkipped, match="no baseline"):
+        do(ctx, "tokens")
+
+
+def test_a_service_that_is_down_has_no_baseline(lab: Lab) -> None:
+    ctx = lab.context(lab.service(launch=launch(lab)), "baseline")
+    with pytest.raises(StepSkipped, match="not running"):
+        do(ctx, "baseline")
+
+
+def test_too_few_tokens_are_a_failure(lab: Lab) -> None:
+    lab.mood(when={"DDTREE": {"fewer_tokens": 1}})
+    ctx = with_baseline(lab, "tokens")
+    assert failed(ctx, "tokens").reason == "prompt 0: 11 of 12 tokens came back"
+
+
+# ---- soak ---------------------------------------------------------------------------------------------
+
+SOAK = StepSpec("soak", "soak", 120, {"requests": 40, "hang_after_s": 3, "max_new_tokens": 4})
+
+
+def test_a_soak_passes(lab: Lab) -> None:
+    ctx = started(lab, SOAK)
+    assert do(ctx, "soak").startswith("40 requests, none hung")
+
+
+def test_a_server_that_hangs_after_n_requests_fails_the_soak(lab: Lab) -> None:
+    ctx = started(lab, SOAK, flags=("--fake", '{"hang_after_requests": 20}'))
+    reason = failed(ctx, "soak").reason
+    assert "of 40: " in reason and "no answer within 3 s" in reason
+
+
+def test_a_server_that_dies_in_the_soak_fails_it(lab: Lab) -> None:
+    ctx = started(lab, SOAK, flags=("--fake", '{"crash_after_requests": 20}'))
+    assert "the service is down: it ended with exit status 1" in failed(ctx, "soak").reason
+
+
+def test_a_rank_that_died_while_the_server_stays_up_fails_the_soak(lab: Lab) -> None:
+    import os
+    import signal
+
+    ctx = started(lab, SOAK)
+    footprint = of(ctx).footprint()
+    (child,) = [pid for pid, _ in footprint.members if pid != footprint.main]
+    lab.mood(token_s=0.05)
+
+    def kill() -> None:
+        until(lambda: "of 40 requests" in journal_text(ctx), "the soak runs")
+        os.kill(child, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert f"process {child} ended meanwhile" in failed(ctx, "soak").reason
+    thread.join()
