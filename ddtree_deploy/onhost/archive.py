@@ -25,7 +25,8 @@ def digest(path: Path) -> str:
 def unpack(archive: Path, folder: Path, expected: str) -> list[str]:
     """Unpack regular files below `folder` (made here, mode 0755, files 0644). Returns their names.
 
-    Raises BadArchive for another digest, absolute names, `..`, links, devices, names given twice, and OSError.
+    Raises BadArchive for another digest, absolute names, `..`, links, devices, names given twice, and
+    OSError.
     """
     found = digest(archive)
     if found != expected:

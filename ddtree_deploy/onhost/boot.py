@@ -1,6 +1,7 @@
-"""BOOT, the program that the controller hands to `PYTHON -I -S -c`: it takes the runner from fd 0 and execs it.
+"""BOOT, the program that the controller hands to `PYTHON -I -S -c`: it takes the runner from fd 0, execs it.
 
-fd 0 is read with exact `os.read` calls, so what follows the runner (plan, payload, control lines) is left for it. On
+fd 0 is read with exact `os.read` calls, so what follows the runner (plan, payload, control lines) is left for
+it. On
 failure it prints one `end` event and removes every folder that it made.
 """
 
@@ -58,7 +59,8 @@ except Exception as e:
         except OSError:
             break
     why = "%s: %s" % (e.strerror, e.filename) if isinstance(e, OSError) and e.strerror else str(e)
-    print(json.dumps({"e": "end", "verdict": "fail", "exit": 1, "state": "nothing was changed", "step": "launch",
-        "reason": "cannot start on the host: " + " ".join(why.split()), "next": ""}, separators=(",", ":")), flush=True)
+    end = {"e": "end", "verdict": "fail", "exit": 1, "state": "nothing was changed", "step": "launch"}
+    end.update(reason="cannot start on the host: " + " ".join(why.split()), next="")
+    print(json.dumps(end, separators=(",", ":")), flush=True)
     sys.exit(1)
 """

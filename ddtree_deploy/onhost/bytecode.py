@@ -1,4 +1,4 @@
-"""Compiled files beside a source: removing them, and telling whether one would be taken for valid though it is stale."""
+"""Compiled files beside a source: removing them, and finding one that would be loaded though it is stale."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def purge_orphans(folder: str, disk: Disk = DISK) -> None:
 
 
 def stale(paths: list[str], disk: Disk = DISK) -> list[str]:
-    """Compiled files of this interpreter that would be loaded for one of `paths` though they are not its code.
+    """Compiled files (of this interpreter) that would be loaded for one of `paths`, but are not its code.
 
     A source that is gone with a legacy `.pyc` beside it counts as stale: it would still be imported.
     """

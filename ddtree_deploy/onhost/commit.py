@@ -1,4 +1,4 @@
-"""The point of no return: one `commit` event in the journal. Before it a crash undoes the run, after it finishes it."""
+"""The point of no return: one `commit` event in the journal. A crash before it undoes, after it finishes."""
 
 from __future__ import annotations
 

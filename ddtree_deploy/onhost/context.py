@@ -87,7 +87,7 @@ class Context:
         return self.run_dir / "logs"
 
     def files(self) -> Files:
-        """The hand that reads and changes the venv; it does not reach out of site-packages and the package."""
+        """What reads and changes the venv; it does not reach out of site-packages and the package."""
         roots = [r for r in (self.plan.site, self.plan.package_dir) if r]
         return Files(roots, site_key(self.plan.site))
 

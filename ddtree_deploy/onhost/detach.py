@@ -25,7 +25,7 @@ def command(run_dir: Path) -> list[str]:
 
 
 def systemd_command(run_dir: Path) -> list[str]:
-    """A transient unit of the system manager: nothing of the session ends it, and its stop is an orderly undo."""
+    """A transient unit of the system manager: the session does not end it; its stop is an orderly undo."""
     log = f"append:{run_dir / 'logs' / 'runner.log'}"
     properties = [
         "Type=exec",
@@ -55,7 +55,11 @@ def start(run_dir: Path) -> None:
     if os.geteuid() == 0 and has_systemd() and shutil.which("systemd-run"):
         try:
             made = subprocess.run(
-                systemd_command(run_dir), stdin=subprocess.DEVNULL, capture_output=True, timeout=30
+                systemd_command(run_dir),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=30,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             pass  # it may yet come; the runner's own lock keeps a second one out

@@ -1,6 +1,7 @@
 """Every file system call that must survive a power cut, in one place.
 
-A test may put a model file system underneath by replacing `DISK`; nothing else in `onhost` that must be durable calls
+A test may put a model file system underneath by replacing `DISK`; nothing else in `onhost` that must be
+durable calls
 `os` for it. Paths are strings; nothing here follows a final symlink.
 """
 

@@ -1,4 +1,4 @@
-"""The first exec of a rollout: what the host is. Read-only: no file is made, no lock is taken for longer than a look."""
+"""The first exec of a rollout: what the host is. Read-only: no file is made, no lock is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RELEASES = 20
 
 
 def main(request: dict[str, Any] | str) -> int:
-    """Print `FACTS_MARK` and the facts as one line of JSON. On stderr, with exit status 1, why that cannot be."""
+    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1."""
     try:
         value = json.loads(request) if isinstance(request, str) else request
         asked: FactsRequest = from_dict(FactsRequest, value)

@@ -1,13 +1,14 @@
 """The installed packages as they will be: a folder for the front of PYTHONPATH that overlays the live ones.
 
-Real folders only along the paths of staged files, symlinks for everything else: some hundred links, milliseconds, and
+Real folders only along the paths of staged files, symlinks for everything else: some hundred links,
+milliseconds, and
 child processes inherit it. What will be *removed* at the top of site-packages cannot be hidden this way.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .bytecode import CACHE
 from .staging import Wanted
@@ -19,12 +20,7 @@ def build(root: Path, wanted: list[Wanted], package_dir: str, site: str) -> int:
     overlay: dict[str, Wanted] = {}
     for w in wanted:
         overlay[_place(w.path, package_dir, site)] = w
-    folders = {os.path.dirname(rel) for rel in overlay}
-    for rel in list(folders):
-        while rel:
-            folders.add(rel)
-            rel = os.path.dirname(rel)
-    folders.discard("")
+    folders = {str(p) for rel in overlay for p in PurePosixPath(rel).parents} - {"."}
     links = 0
     package = os.path.basename(package_dir)
     for rel in sorted(folders):

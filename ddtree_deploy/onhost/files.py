@@ -1,7 +1,9 @@
 """The only code that writes into a venv.
 
-A file is never written into: new bytes go to a temporary file in the same folder, which is fsynced and renamed over the old
-name, and then the folder is fsynced. So a hard link to a package cache or a sibling venv keeps its bytes, and at
+A file is never written into: new bytes go to a temporary file in the same folder, which is fsynced and
+renamed over the old
+name, and then the folder is fsynced. So a hard link to a package cache or a sibling venv keeps its bytes, and
+at
 every instant the name holds either the old file or the new one.
 """
 
@@ -28,7 +30,7 @@ class FilesError(OSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One path as it was found. `sha256` identifies it: of the bytes for a file, see `identity` for the rest."""
+    """One path as it was found. `sha256` is of the bytes of a file; see `identity` for the rest."""
 
     path: str
     kind: str  # absent | file | symlink | dir | other
@@ -118,7 +120,7 @@ class Files:
     # ---- keeping and restoring -----------------------------------------------------------------------
 
     def keep(self, path: str, folder: str, name: str, *, link: bool = True) -> Entry:
-        """Keep what is at `path` as `folder/name`: a hard link (the inode itself) where possible, else a copy."""
+        """Keep what is at `path` as `folder/name`: a hard link (the inode itself), or else a copy."""
         entry = self.look(self.confine(path))
         if entry.kind in ("dir", "other"):
             raise FilesError(errno.EISDIR, f"is a {entry.kind}, not a file", path)
@@ -170,7 +172,8 @@ class Files:
     def place(self, path: str, data: bytes, mode: int) -> None:
         """Install a file. It takes the owner and xattrs of the file it replaces, or the folder's owner.
 
-        Its mtime differs from the replaced file's, so that no bytecode of the old source is valid for the new one.
+        Its mtime differs from the replaced file's, so that no bytecode of the old source is valid for the new
+        one.
         """
         now = self.look(self.confine(path))
         if now.kind in ("dir", "other"):
@@ -214,7 +217,7 @@ class Files:
         self.disk.sync_folder(parent)
 
     def remove_folder(self, path: str) -> list[str]:
-        """Remove a folder that holds nothing but bytecode and our temporary files; else the names it holds."""
+        """Remove a folder that holds only bytecode and our temporary files; else return what it holds."""
         self.confine(path)
         info = self.disk.lstat(path)
         if info is None or not stat.S_ISDIR(info.st_mode):
@@ -272,7 +275,7 @@ class Files:
 
 
 def _same_stamp(now: Entry, entry: Entry) -> bool:
-    """Would bytecode compiled from `now` be taken for bytecode of `entry`? (CPython compares seconds and size.)"""
+    """Would bytecode compiled from `now` pass for that of `entry`? (CPython compares seconds and size.)"""
     return (
         now.kind == "file"
         and now.sha256 != entry.sha256

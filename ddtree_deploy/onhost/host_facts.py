@@ -10,6 +10,7 @@ from pathlib import Path
 from .facts_format import Gpu, Process
 from .service import proc
 from .service.launch import mask_argv
+from .site_facts import MARK
 from .text import escape
 
 GPU_S = 20.0
@@ -74,7 +75,8 @@ def free_bytes(path: str) -> int:
 def users_of(site: str, python: str, service_pid: int, allowed: list[str]) -> list[Process]:
     """Processes that use this venv: their program is its interpreter, or they have a file of it mapped.
 
-    Left out: ourselves and those that started us, the service (its descendants, session, cgroup), and those whose command
+    Left out: ourselves and those that started us, the service (its descendants, session, cgroup), and those
+    whose command
     holds one of `allowed`. Processes of other users can only be seen by root.
     """
     table = proc.table()
@@ -86,7 +88,7 @@ def users_of(site: str, python: str, service_pid: int, allowed: list[str]) -> li
         if pid in skip or pid in own:
             continue
         argv = proc.argv(pid)
-        if not argv or not _uses(pid, argv, site, folder):
+        if not argv or _ours(argv) or not _uses(pid, argv, site, folder):
             continue
         command = " ".join(argv)
         if any(text in command for text in allowed):
@@ -94,6 +96,11 @@ def users_of(site: str, python: str, service_pid: int, allowed: list[str]) -> li
         shown = mask_argv(argv)
         found.append(Process(pid, escape(" ".join(shown))[:200]))
     return found
+
+
+def _ours(argv: list[str]) -> bool:
+    """Facts, runners, followers: they run without the site module, so they import nothing of the venv."""
+    return argv[1:3] == ["-I", "-S"] or MARK in argv
 
 
 def _uses(pid: int, argv: list[str], site: str, bin_folder: str) -> bool:
@@ -108,7 +115,7 @@ def _uses(pid: int, argv: list[str], site: str, bin_folder: str) -> bool:
 
 
 def _is_python(pid: int) -> bool:
-    """Scripts of the venv's bin folder show their interpreter; anything else there is no user of site-packages."""
+    """Scripts in the venv's bin show their interpreter; anything else there is no user of site-packages."""
     try:
         return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:

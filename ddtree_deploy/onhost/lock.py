@@ -1,6 +1,7 @@
 """One run at a time on a venv: `flock` held by the runner's process, and `owner.json` to say who.
 
-Death or reboot frees the lock: no expiry, no clock. The descriptor may be handed to a recovery, which shares the lock.
+Death or reboot frees the lock: no expiry, no clock. The descriptor may be handed to a recovery, which shares
+the lock.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ class PatchError(ValueError):
 
 
 def apply(base: bytes, diff: bytes) -> bytes:
-    """The base with the diff applied. `diff` is of one file: `---`, `+++`, hunks; headers of git are passed over.
+    """The base with the diff applied. `diff` is of one file: `---`, `+++`, hunks; git's headers are skipped.
 
     Raises PatchError for anything that is not exact.
     """
@@ -43,7 +43,7 @@ def apply(base: bytes, diff: bytes) -> bytes:
             raise PatchError(
                 f"hunk {number}: the new file has {len(new)} lines before it, it says {new_start}"
             )
-        at, taken, given = _hunk(lines, at + 1, number, count, new_count, old, position)
+        at, taken, given = _hunk(lines, at + 1, number, (count, new_count), old[position:], position)
         position += taken
         new += given
     if number == 0:
@@ -54,10 +54,11 @@ def apply(base: bytes, diff: bytes) -> bytes:
     return b"".join(new)
 
 
-def _hunk(
-    lines: list[bytes], at: int, number: int, count: int, new_count: int, old: list[bytes], position: int
+def _hunk(  # noqa: PLR0917
+    lines: list[bytes], at: int, number: int, counts: tuple[int, int], old: list[bytes], position: int
 ) -> tuple[int, int, list[bytes]]:
-    """One hunk's body from line `at`: (line after it, old lines taken, new lines)."""
+    """A hunk's body from `at`: (line after it, old lines taken, new lines). `old` begins at `position`."""
+    count, new_count = counts
     taken = 0
     given: list[bytes] = []
     while taken < count or len(given) < new_count:
@@ -73,10 +74,11 @@ def _hunk(
             at += 1
         at += 1
         if mark != b"+":
-            line = position + taken
-            if line >= len(old) or old[line] != text:
-                found = _show(old[line]) if line < len(old) else "the end of the file"
-                raise PatchError(f"hunk {number}: line {line + 1} should be {_show(text)}, it is {found}")
+            if taken >= len(old) or old[taken] != text:
+                found = _show(old[taken]) if taken < len(old) else "the end of the file"
+                raise PatchError(
+                    f"hunk {number}: line {position + taken + 1} should be {_show(text)}, it is {found}"
+                )
             taken += 1
         if mark != b"-":
             given.append(text)
@@ -88,7 +90,7 @@ def _hunk(
 
 
 def _header(lines: list[bytes]) -> int:
-    """The first line after `---` and `+++`. Refuses renames, deletions of the file, binary diffs and second files."""
+    """The line after `---` and `+++`. Refuses renames, deletions, binary diffs and second files."""
     olds = [i for i, line in enumerate(lines) if line.startswith(b"--- ") and i + 1 < len(lines)]
     heads = [i for i in olds if lines[i + 1].startswith(b"+++ ") and _follows(lines, i + 2)]
     if len(heads) != 1:

@@ -1,4 +1,4 @@
-"""Programs with a deadline: their own session, both streams drained, nothing of them left when they are ended."""
+"""Programs with a deadline: own sessions, both streams drained, nothing left when they are ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 TAIL = 64 * 1024
 LOG_LIMIT = 64 * 1024 * 1024
 SHOW_EVERY_S = 0.2  # a progress line at most this often; the log has them all
-MARK = "DDTREE_DEPLOY_RUN"  # in the environment of what we start, so that a recovery finds what a dead runner left
+# In the environment of what we start, so that a recovery finds what a dead runner left.
+MARK = "DDTREE_DEPLOY_RUN"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BREAK = re.compile(rb"[\r\n]+")  # progress bars end their lines with \r
 
@@ -41,7 +42,7 @@ def other_user(user: str) -> str:
     return user if user and os.geteuid() == 0 and user != pwd.getpwuid(0).pw_name else ""
 
 
-def run_process(
+def run_process(  # noqa: PLR0917
     ctx: Context,
     argv: list[str],
     env: dict[str, str] | None,
@@ -234,7 +235,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes, other than this one, that carry a mark beginning so (`RUN/` or `RUN/N`) in their environment."""
+    """Processes, other than this one, whose mark begins so (`RUN/` or `RUN/N`)."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""After a crash: a run without a verdict is finished, or undone, from its own journal and by its own runner."""
+"""After a crash: a run without a verdict is finished or undone from its journal, by its own runner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def orphans(site_dir: Path, but: str = "") -> list[str]:
 
 
 def by_its_own_runner(run_dir: Path, lock_fd: int, show: Callable[[str], None]) -> tuple[int, str]:
-    """Recover one run with the runner that made it, which shares our lock. Returns its exit code and reason."""
+    """Recover a run with the runner that made it, which shares our lock. Returns its exit code and reason."""
     argv = [
         sys.executable,
         "-I",
@@ -65,7 +65,7 @@ def by_its_own_runner(run_dir: Path, lock_fd: int, show: Callable[[str], None]) 
 
 
 def run_recovery(run_dir: Path, lock_fd: int) -> int:
-    """`recover-run`: inside the run's own zipapp, with the venv's lock inherited. Prints the events it adds."""
+    """`recover-run`: in the run's own zipapp, with the venv's lock inherited. Prints the events it adds."""
     os.umask(0o022)
     alive = FileLock(run_dir / layout.ALIVE)
     if not alive.acquire():
@@ -103,7 +103,7 @@ def _outcome(ctx: Context, events: list[dict[str, object]]) -> runner.Outcome:
 
 
 def recover_site(site_dir: Path) -> int:
-    """`recover SITE_DIR`: recover every run of this venv that needs it. Prints JSON lines; 0, 3, or 5 (locked)."""
+    """`recover SITE_DIR`: every run of this venv that needs it. Prints JSON lines; 0, 3, or 5 (locked)."""
 
     def say(**event: object) -> None:
         try:

@@ -183,7 +183,7 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
 
 
 def _clean(ctx: Context, outcome: Outcome) -> None:
-    """The host is as before: note the release, and remove what only this run needed. Failures cost disk, no more."""
+    """The host is as before: note the release, remove what only this run needed. Failures cost disk only."""
     ctx.journal.tolerant = True
     if ctx.lock is None:  # another run may hold the venv; touch its state folder no more than our own run
         _remove_workspace(ctx)
@@ -219,7 +219,9 @@ def _passed(ctx: Context) -> str:
     return f"{text}; skipped: {', '.join(skipped)}" if skipped else text
 
 
-def _end(ctx: Context, verdict: str, code: int, state: str, step: str, reason: str, recovered: bool) -> int:
+def _end(  # noqa: PLR0917
+    ctx: Context, verdict: str, code: int, state: str, step: str, reason: str, recovered: bool
+) -> int:
     host = ctx.plan.host
     following = {
         3: f"ddtree-deploy recover {host}",

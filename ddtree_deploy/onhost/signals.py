@@ -15,7 +15,7 @@ from .protocol import HEARTBEAT_LOST_S
 
 
 class Interruption:
-    """While entered, the signals set `ctx.stop_event`; so does the controller's absence, if the plan wants that.
+    """While entered, signals set `ctx.stop_event`; so does the controller's absence, if the plan wants that.
 
     The handler only writes to a pipe: `Event.set` takes a lock that the interrupted main thread may hold.
     """

@@ -30,7 +30,8 @@ DISTRIBUTIONS = {
     "numpy": "numpy",
 }
 
-# Runs with the site module, so that .pth files and editable finders do their work; whatever they print, the answer is the
+# Runs with the site module, so that .pth files and editable finders do their work; whatever they print, the
+# answer is the
 # marked line. `find_spec` of a top-level name imports nothing.
 PROBE = """
 import importlib.metadata as metadata, importlib.util, json, os, sys, sysconfig
@@ -72,14 +73,20 @@ class Site:
 
 
 def probe(python: str, package: str = "sglang") -> Site:
-    """Ask `python`. Raises ProbeError."""
+    """Ask `python`. As root, in somebody else's venv, its owner asks. Raises ProbeError."""
     names = {**DISTRIBUTIONS, package: package}
     argv = [python, "-I", "-B", "-c", PROBE, json.dumps(names), MARK]
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, cwd="/", check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_S,
+            cwd="/",
+            check=False,
+            **owner_of(python),
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         raise ProbeError(str(error)) from None
     answers = [line for line in done.stdout.split(b"\n") if line.startswith(MARK.encode())]
     errors = done.stderr.decode(errors="replace").strip().splitlines()
@@ -92,8 +99,16 @@ def probe(python: str, package: str = "sglang") -> Site:
     return Site(os.path.realpath(value["purelib"]), value["python"], packages, errors[0] if errors else "")
 
 
+def owner_of(python: str) -> dict[str, Any]:
+    """Arguments for subprocess: as root, be the owner of the venv that `python` belongs to; else nothing."""
+    info = os.stat(os.path.dirname(os.path.dirname(python)))
+    if os.geteuid() or info.st_uid == 0:
+        return {}
+    return {"user": info.st_uid, "group": info.st_gid, "extra_groups": []}
+
+
 def path_of(ref: str, site: str, package_dir: str) -> str:
-    """The absolute path of `site:REL` or `sglang:REL`; "" where the package is not there. Raises ValueError."""
+    """The absolute path of `site:REL` or `sglang:REL`; "" without the package. Raises ValueError."""
     room, _, rel = ref.partition(":")
     if not rel or rel.startswith("/") or ".." in rel.split("/") or os.path.normpath(rel) != rel:
         raise ValueError(f"{ref}: not a plain relative path")

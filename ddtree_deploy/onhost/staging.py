@@ -7,9 +7,9 @@ STAGE/farm/                                 what goes first on PYTHONPATH for th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
+import pwd
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from .context import Context, StepFailed
 from .files import Entry, sha256
 from .process import other_user
 from .protocol import Target
-from .service import ServiceControl, control
+from .service import ServiceControl, ServiceError, control
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,28 @@ class Wanted:
 
 
 def run_as(ctx: Context) -> str:
-    """The user that venv code runs as: the service's, when we are root and it is another; else ""."""
+    """The user that venv code runs as when we are root and it is another; else "".
+
+    The service's; without a service the owner of the venv.
+    """
     if ctx.run_as is None:
-        user = ""
-        if ctx.plan.service is not None:
-            user = ctx.plan.service.user
-            with contextlib.suppress(Exception):  # what cannot be asked is refused in preflight, by name
-                user = control_of(ctx).owner() or user
-        ctx.run_as = other_user(user)
+        ctx.run_as = other_user(_service_user(ctx) if ctx.plan.service else _venv_owner(ctx))
     return ctx.run_as
+
+
+def _service_user(ctx: Context) -> str:
+    assert ctx.plan.service is not None
+    try:
+        return control_of(ctx).owner() or ctx.plan.service.user
+    except (ServiceError, OSError):  # preflight refuses such a service, with the reason
+        return ctx.plan.service.user
+
+
+def _venv_owner(ctx: Context) -> str:
+    try:
+        return pwd.getpwuid(os.stat(ctx.plan.site).st_uid).pw_name
+    except (KeyError, OSError):
+        return ""
 
 
 def control_of(ctx: Context) -> ServiceControl:
@@ -112,7 +125,7 @@ def content(w: Wanted) -> bytes:
 
 
 def kept_entry(ctx: Context, target: Target) -> tuple[Entry, Path]:
-    """For source `backup:RUN`: what that run recorded for the path, and its backup folder. Raises StepFailed (6)."""
+    """For `backup:RUN`: what that run recorded for the path, and its backup folder. Raises StepFailed (6)."""
     run = target.source.partition(":")[2]
     folder = ctx.state_dir / "runs" / run / "backup"
     entries = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""The digest of a package folder: content, mode, owner, links, xattrs; without `__pycache__` and without times."""
+"""The digest of a package folder: content, mode, owner, links, xattrs; no times, no `__pycache__`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .disk import DISK, Disk
 
 
 def snapshot(root: str, disk: Disk = DISK) -> dict[str, str]:
-    """Each path below `root` (itself as `.`) with a digest of all that belongs to it. A missing root is empty."""
+    """Each path below `root` (itself as `.`) with a digest of what belongs to it. A missing root is empty."""
     found: dict[str, str] = {}
     pending = [(".", root)]
     while pending:

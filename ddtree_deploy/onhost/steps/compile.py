@@ -1,4 +1,4 @@
-"""Compile all staged sources together with the venv's own Python; nothing is executed, nothing written into the venv."""
+"""Compile all staged sources together with the venv's own Python; none runs, none is written to the venv."""
 
 from __future__ import annotations
 

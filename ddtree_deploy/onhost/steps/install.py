@@ -1,4 +1,4 @@
-"""Bring every path into its wanted state, then the launch of the service. The only step that changes the venv."""
+"""Bring every path into its wanted state, then the service's launch. The only step that changes the venv."""
 
 from __future__ import annotations
 

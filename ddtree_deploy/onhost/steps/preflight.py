@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..context import Context
+from ..preflight import examine
 
 
 def do(ctx: Context) -> str:
-    from ..preflight import examine
-
     return examine(ctx)
