@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .onhost.protocol import FileState
-from .text import safe
+from .text import safe, size
 from .values import format_duration
 
 _MAX_DIFF_LINES = 400
@@ -109,7 +109,7 @@ def _files(changes: ChangeSet, diffs: bool, unchanged: bool) -> list[str]:
     for file in shown:
         lines = file.diff.splitlines()
         extra = (
-            f"  +{sum(line.startswith('+') for line in lines[2:])} lines"
+            f"  {sum(line.startswith('+') for line in lines[2:])} lines"
             if file.change == "new" and lines
             else ""
         )
@@ -137,13 +137,20 @@ def _launch(changes: ChangeSet) -> list[str]:
 
 
 def _step(step: StepLine) -> str:
-    options = ", ".join(
-        f"{key}={_value(value)}" for key, value in step.options.items() if value not in (None, "")
-    )
+    options = ", ".join(_option(key, value) for key, value in step.options.items() if value not in (None, ""))
     place = "here, " if step.on_controller else ""
     note = f"  (skipped: {step.skipped})" if step.skipped else ""
     line = f"  {step.name:<10} {place}at most {format_duration(step.timeout_s)}"
     return line + (f"; {options}" if options else "") + note
+
+
+def _option(key: str, value: Any) -> str:
+    """As the playbook has it: without the units that the wire needs."""
+    if key.endswith("_s"):
+        return f"{key[:-2]}={format_duration(value)}"
+    if key.endswith("_bytes"):
+        return f"{key[:-6]}={size(value)}"
+    return f"{key}={_value(value)}"
 
 
 def _value(value: Any) -> str:

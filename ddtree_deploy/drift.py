@@ -56,10 +56,11 @@ def live(ref: str, file: FileState, base_sha256: str, facts: Facts) -> Live:
     expected = f"upstream {base_sha256[:12]}" if base_sha256 else "nothing"
     if own is not None:
         expected = f"ours {own['sha256'][:12]}" + (f" or {expected}" if base_sha256 else "")
-    return Live(ref, file.path, "foreign", sha, expected, _words(file), file.kind in ("dir", "other"))
+    return Live(ref, file.path, "foreign", sha, expected, in_words(file), file.kind in ("dir", "other"))
 
 
-def _words(file: FileState) -> str:
+def in_words(file: FileState) -> str:
+    """What is there, for people."""
     return {
         "absent": "nothing",
         "symlink": f"a symbolic link to {file.link}",

@@ -123,7 +123,7 @@ def make_rollout(
     if facts.attempts.get(release) == "bad":
         warnings.append("this very release was rolled out here before and failed its gates")
     if foreign:
-        warnings.append(f"{len(foreign)} foreign files are replaced, and kept in the backup")
+        warnings.append(f"foreign files that are replaced, and kept in the backup: {len(foreign)}")
     changes = _changes(host, facts, playbook, plan, files, warnings)
     return PlanResult(plan, blob, changes)
 

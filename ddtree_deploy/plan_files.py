@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from .changes import FileChange, content_of, diff
-from .drift import Live, check, identity, live, owned
+from .drift import Live, check, identity, in_words, live, owned
 from .errors import DriftError
 from .inventory import Host
 from .onhost.facts_format import Facts
@@ -146,31 +148,27 @@ def _item_diff(wanted: Wanted) -> str:
 def restores(host: Host, facts: Facts, run: str, accept: bool) -> tuple[list[Target], list[FileChange]]:
     """Every path that run `run` changed, to be as its backup recorded it.
 
-    `changed` in installed.json lists them (path -> ref), the removed ones too; without it all files of the
-    release.
+    `changed` in installed.json lists them as that run left them (path -> {ref, sha256}), the removed and the
+    restored ones too. Without it: all files of the release, which is the same for a first one.
     """
     files = owned(facts)
-    changed: dict[str, str] = (facts.installed or {}).get("changed") or {
-        path: own["ref"] for path, own in files.items()
-    }
+    left: Mapping[str, Mapping[str, Any]] = (facts.installed or {}).get("changed", files)
     lives, targets, changes = [], [], []
-    for path, ref in sorted(changed.items(), key=lambda item: item[1]):
+    for path, was in sorted(left.items(), key=lambda item: item[1]["ref"]):
+        ref, expected = str(was["ref"]), str(was["sha256"])
         file = facts.installed_files.get(path, FileState(path, "absent"))
-        own = files.get(path)
         sha = identity(file)
-        expected = str(own["sha256"]) if own else ""
-        moved = sha != expected
         state = Live(
             ref,
             path,
-            "foreign" if moved else "ours",
+            "ours" if sha == expected else "foreign",
             sha,
             f"ours {expected[:12]}" if expected else "nothing",
-            sha[:12] or "nothing",
+            in_words(file),
             file.kind in ("dir", "other"),
         )
         lives.append(state)
-        mode = int(own.get("mode", 0o644)) if own else 0o644
+        mode = int(files[path].get("mode", 0o644)) if path in files else 0o644
         targets.append(Target(path, ref, f"backup:{run}", "?", sha, mode=mode))
         changes.append(FileChange(ref, path, "restored", _live_words(state, facts), ""))
     check(host.name, lives, accept)

@@ -1,0 +1,532 @@
+"""Plans: what a rollout and a rollback would do, from facts alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree_deploy import archive, payload, plan, playbook
+from ddtree_deploy.changes import render
+from ddtree_deploy.errors import DeployError, DriftError, InputError
+from ddtree_deploy.onhost.facts_format import Gpu, LockFacts, Package, Process, Release
+from ddtree_deploy.onhost.protocol import FactsRequest, Plan, from_dict, to_dict
+from ddtree_deploy.payload import Payload
+from ddtree_deploy.plan import NothingToDo, PlanResult, RunOptions, make_rollback, make_rollout
+from ddtree_deploy.playbook import Playbook
+from tests.unit.planning import (
+    HOST,
+    NOW,
+    OPTIONS,
+    PATCHED,
+    PAYLOAD,
+    PAYLOAD_FILES,
+    PLAYBOOK,
+    PROMPTS,
+    ROLLBACK,
+    SERVICE,
+    UPSTREAM,
+    World,
+    path_of,
+    sha,
+    write,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+LATER = RunOptions.at(NOW.replace(hour=18), "00ff00", "bob@ci")
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Kit:
+    return Kit(tmp_path)
+
+
+class Kit:
+    """A payload, two playbooks and a host, as data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write(folder / "payload", PAYLOAD_FILES)
+        write(folder, {"r.yaml": PLAYBOOK, "b.yaml": ROLLBACK, "prompts.jsonl": PROMPTS})
+        self.world = World()
+        self.host = HOST
+
+    @property
+    def payload(self) -> Payload:
+        return payload.load(self.folder / "payload")
+
+    @property
+    def rollout_book(self) -> Playbook:
+        return playbook.load(self.folder / "r.yaml")
+
+    @property
+    def rollback_book(self) -> Playbook:
+        return playbook.load(self.folder / "b.yaml")
+
+    def rollout(self, options: RunOptions = OPTIONS, **facts: Any) -> PlanResult:
+        made = self.payload
+        found = self.world.facts(self.host, made, contents=True, **facts)
+        return make_rollout(self.host, found, made, self.rollout_book, options)
+
+    def apply(self, result: PlanResult) -> None:
+        with tarfile.open(fileobj=io.BytesIO(result.archive)) as tar:
+            blobs = {m.name: (tar.extractfile(m) or io.BytesIO()).read() for m in tar}
+        self.world.apply(result.plan, blobs)
+
+    def rollback(
+        self, options: RunOptions = LATER, of_run: str = "", **facts: Any
+    ) -> PlanResult | NothingToDo:
+        found = self.world.facts(self.host, None, **facts)
+        return make_rollback(self.host, found, self.rollback_book, options, of_run=of_run)
+
+    def refused(self, act: Callable[[], object]) -> DeployError:
+        with pytest.raises(DeployError) as caught:
+            act()
+        assert "\n" not in caught.value.render()
+        return caught.value
+
+
+def golden(name: str, text: str) -> None:
+    """Compare with the golden file; `UPDATE_GOLDEN=1` writes it instead."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"differs from {path}; look at it, then UPDATE_GOLDEN=1"
+
+
+def as_json(made: Plan) -> str:
+    return json.dumps(to_dict(made), indent=1, sort_keys=True) + "\n"
+
+
+# ---- goldens --------------------------------------------------------------------------------------------
+
+
+def test_a_first_rollout(kit: Kit) -> None:
+    result = kit.rollout()
+    # The archive's bytes depend on the zlib at hand; its digest is checked below.
+    golden("rollout_first.json", as_json(replace(result.plan, payload_digest="")))
+    golden("rollout_first.txt", render(result.changes))
+    assert result.plan.payload_digest == archive.digest(result.archive)
+    assert from_dict(Plan, json.loads(as_json(result.plan))) == result.plan
+
+
+def test_an_upgrade_changes_only_what_differs(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    write(
+        kit.folder / "payload",
+        {
+            "payload.yaml": PAYLOAD.replace("0.1.0", "0.2.0"),
+            "sglang_ddtree/plugin.py": b"def register():\n    return True\n",
+            "sglang_ddtree/extra.py": b"X = 1\n",
+        },
+    )
+    (kit.folder / "payload/sglang_ddtree/kernels/tree.py").unlink()
+    result = kit.rollout(LATER)
+    golden("rollout_upgrade.txt", render(result.changes, unchanged=True))
+    golden("rollout_upgrade.json", as_json(replace(result.plan, payload_digest="", steps=[])))
+    assert "site:sglang_ddtree/__init__.py" not in {t.ref for t in result.plan.targets}
+
+
+def test_a_rollback_of_an_upgrade(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    before = dict(kit.world.files)
+    write(
+        kit.folder / "payload", {"sglang_ddtree/plugin.py": b"P = 2\n", "sglang_ddtree/extra.py": b"X = 1\n"}
+    )
+    (kit.folder / "payload/sglang_ddtree/kernels/tree.py").unlink()
+    kit.apply(kit.rollout(LATER))
+    result = kit.rollback(RunOptions.at(NOW.replace(hour=19), "0e0e0e", "eve"))
+    assert isinstance(result, PlanResult)
+    golden("rollback.txt", render(result.changes))
+    golden("rollback.json", as_json(replace(result.plan, payload_digest="")))
+    kit.apply(result)
+    assert kit.world.files == before
+
+
+def test_what_is_live_already_changes_nothing(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    command = kit.world.facts(HOST, None).service
+    assert command is not None
+    result = kit.rollout(LATER, service=replace(command, new_command=command.command))
+    assert result.plan.targets == []
+    assert result.changes.empty
+    assert render(result.changes).endswith("nothing to change: this release is live\n")
+
+
+def test_files_only(kit: Kit) -> None:
+    kit.host = replace(HOST, service=None)
+    result = kit.rollout()
+    golden("rollout_files_only.txt", render(result.changes, diffs=False))
+    (smoke,) = [s for s in result.plan.steps if s.kind == "smoke"]
+    assert [check["name"] for check in smoke.options["checks"]] == ["smoke"]  # no server: no command line
+
+
+# ---- what is refused -------------------------------------------------------------------------------------
+
+
+def test_no_variant_for_this_sglang(kit: Kit) -> None:
+    kit.world.version = "0.5.99"
+    error = kit.refused(kit.rollout)
+    assert (error.exit_code, error.render()) == (
+        6,
+        "ct129: plan: no variant of sglang-ddtree 0.1.0 is for SGLang 0.5.99 (there are: v23: 0.5.23); "
+        "nothing was touched; next: add a variant to payload.yaml, or install one of these SGLang versions "
+        "on the host",
+    )
+
+
+def test_no_sglang(kit: Kit) -> None:
+    error = kit.refused(lambda: kit.rollout(packages={}))
+    assert error.render() == (
+        "ct129: plan: SGLang is not installed in the venv of /venv/bin/python3; nothing was touched; "
+        "next: correct `python:` of ct129 in hosts.yaml"
+    )
+
+
+def _hand_patched(world: World) -> None:
+    world.files["sglang:srt/sched.py"] = b"# patched by hand\n"
+
+
+def _foreign_module(world: World) -> None:
+    world.files["site:sglang_ddtree/plugin.py"] = b"# theirs\n"
+
+
+def _removed(world: World) -> None:
+    world.files["site:sglang_ddtree/kernels/tree.py"] = b"K = 1\n"  # equal, but not put there by us
+    del world.files["sglang:srt/sched.py"]
+
+
+def _linked(world: World) -> None:
+    world.links["site:sglang_ddtree/plugin.py"] = "/home/ada/plugin.py"
+
+
+def _folder(world: World) -> None:
+    world.files["site:sglang_ddtree/plugin.py/x"] = b""
+
+
+def short(line: bytes) -> str:
+    return sha(line + b"\n")[:12]
+
+
+DRIFT: dict[str, tuple[Callable[[World], None], str]] = {
+    "an upstream file edited by hand": (
+        _hand_patched,
+        "1 live file is neither upstream's nor ours: "
+        f"sglang:srt/sched.py (expected upstream {sha(UPSTREAM)[:12]}, found {short(b'# patched by hand')})",
+    ),
+    "a module of that name is there": (
+        _foreign_module,
+        "1 live file is neither upstream's nor ours: "
+        f"site:sglang_ddtree/plugin.py (expected nothing, found {short(b'# theirs')})",
+    ),
+    "two at once": (
+        _removed,
+        "2 live files are neither upstream's nor ours: "
+        f"sglang:srt/sched.py (expected upstream {sha(UPSTREAM)[:12]}, found nothing); "
+        f"site:sglang_ddtree/kernels/tree.py (expected nothing, found {short(b'K = 1')})",
+    ),
+    "a link": (
+        _linked,
+        "1 live file is neither upstream's nor ours: "
+        "site:sglang_ddtree/plugin.py (expected nothing, found a symbolic link to /home/ada/plugin.py)",
+    ),
+}
+NEXT = (
+    "nothing was touched; next: ddtree-deploy plan ct129 (shows the differences), or the same command with "
+    "--accept-drift (they go into the backup)"
+)
+
+
+@pytest.mark.parametrize("name", DRIFT)
+def test_drift_is_refused_naming_each_file(name: str, kit: Kit) -> None:
+    change, says = DRIFT[name]
+    change(kit.world)
+    error = kit.refused(kit.rollout)
+    assert (error.exit_code, error.render()) == (6, f"ct129: plan: {says}; {NEXT}")
+
+
+def test_accepted_drift_is_replaced_and_said(kit: Kit) -> None:
+    _foreign_module(kit.world)
+    result = kit.rollout(replace(OPTIONS, accept_drift=True))
+    (target,) = [t for t in result.plan.targets if t.ref == "site:sglang_ddtree/plugin.py"]
+    assert target.before == sha(b"# theirs\n")
+    assert result.plan.accept_drift
+    text = render(result.changes)
+    assert "foreign files that are replaced, and kept in the backup: 1" in text
+    assert "(foreign, " in text
+    assert "    -# theirs" in text
+    before = dict(kit.world.files)
+    kit.apply(result)
+    back = kit.rollback()
+    assert isinstance(back, PlanResult)
+    kit.apply(back)
+    assert kit.world.files == before
+
+
+def test_accepted_drift_names_a_link_by_its_target(kit: Kit) -> None:
+    _linked(kit.world)
+    result = kit.rollout(replace(OPTIONS, accept_drift=True))
+    (target,) = [t for t in result.plan.targets if t.ref == "site:sglang_ddtree/plugin.py"]
+    assert target.before == sha(b"symlink:/home/ada/plugin.py")
+
+
+def test_a_folder_in_the_way_is_not_accepted(kit: Kit) -> None:
+    _folder(kit.world)
+    error = kit.refused(lambda: kit.rollout(replace(OPTIONS, accept_drift=True)))
+    assert isinstance(error, DriftError)
+    assert error.message == (
+        "1 path can not be replaced: site:sglang_ddtree/plugin.py (expected nothing, found a folder)"
+    )
+
+
+def test_a_linked_folder_is_refused(kit: Kit) -> None:
+    kit.world.links["site:sglang_ddtree"] = "/home/ada/sglang_ddtree"
+    error = kit.refused(lambda: kit.rollout(replace(OPTIONS, accept_drift=True)))
+    assert error.message == (
+        "site:sglang_ddtree should be a folder, but is a symbolic link to /home/ada/sglang_ddtree"
+    )
+
+
+def test_a_patch_without_its_base_is_refused_even_if_drift_is_accepted(kit: Kit) -> None:
+    _hand_patched(kit.world)
+    error = kit.refused(lambda: kit.rollout(replace(OPTIONS, accept_drift=True)))
+    assert (error.exit_code, error.message) == (
+        6,
+        "the upstream content of sglang:srt/sched.py is neither live nor kept on the host: "
+        "it can not be patched or restored",
+    )
+
+
+def test_a_patch_over_a_foreign_file_uses_the_kept_base(kit: Kit) -> None:
+    _hand_patched(kit.world)
+    kit.world.bases[sha(UPSTREAM)] = UPSTREAM
+    kit.apply(kit.rollout(replace(OPTIONS, accept_drift=True)))
+    assert kit.world.files["sglang:srt/sched.py"] == PATCHED
+
+
+def test_our_own_file_edited_since_is_foreign(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    kit.world.files["site:sglang_ddtree/plugin.py"] = b"edited\n"
+    error = kit.refused(lambda: kit.rollout(LATER))
+    ours = sha(b"def register():\n    pass\n")[:12]
+    assert f"site:sglang_ddtree/plugin.py (expected ours {ours}, found {short(b'edited')})" in error.message
+
+
+def test_sglang_installed_again_over_our_overlay_is_base_not_drift(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    kit.world.files["sglang:srt/sched.py"] = UPSTREAM
+    result = kit.rollout(LATER)
+    assert [t.ref for t in result.plan.targets] == ["sglang:srt/sched.py"]
+    assert isinstance(kit.refused(kit.rollback), DriftError)  # but the host has moved for a rollback
+
+
+def test_the_first_variant_whose_bases_match_is_chosen(kit: Kit) -> None:
+    second = PAYLOAD[PAYLOAD.index("  - name: v23") : PAYLOAD.index("checks:")]
+    other = b"def schedule():\n    return 7\n"
+    text = PAYLOAD.replace(
+        "checks:", second.replace("v23", "v23-fork").replace(sha(UPSTREAM), sha(other)) + "checks:", 1
+    )
+    write(kit.folder / "payload", {"payload.yaml": text.encode()})
+    assert kit.rollout().plan.variant == "v23"
+    kit.world.files["sglang:srt/sched.py"] = other
+    assert kit.rollout().plan.variant == "v23-fork"
+    _hand_patched(kit.world)
+    # neither: reported against the first
+    assert f"expected upstream {sha(UPSTREAM)[:12]}" in kit.refused(kit.rollout).message
+
+
+def test_a_service_that_can_not_be_driven_is_bad_input(kit: Kit) -> None:
+    kit.host = replace(HOST, file=Path("hosts.yaml"), line=13)
+    found = kit.world.facts(HOST, None).service
+    assert found is not None
+    error = kit.refused(
+        lambda: kit.rollout(service=replace(found, problem="the service runs in docker container x"))
+    )
+    assert (error.exit_code, error.render()) == (
+        2,
+        "hosts.yaml:13: hosts.ct129.service: plan: the service runs in docker container x; "
+        "nothing was touched",
+    )
+
+
+def test_a_service_that_the_playbook_would_not_stop(kit: Kit) -> None:
+    write(
+        kit.folder,
+        {
+            "r.yaml": b"schema: 1\nname: x\naction: rollout\n"
+            b"steps: [lock, preflight, backup, stage, install, unlock]\n"
+        },
+    )
+    error = kit.refused(kit.rollout)
+    assert isinstance(error, InputError)
+    assert error.render() == (
+        f"{kit.folder}/r.yaml: ct129: the host has a service, but the playbook neither stops nor starts it "
+        "around `install`; nothing was touched; next: add the steps stop and start, or take `service:` out "
+        "of hosts.yaml"
+    )
+
+
+def test_an_unknown_check(kit: Kit) -> None:
+    write(kit.folder, {"r.yaml": PLAYBOOK.replace("- smoke", "- smoke: {checks: [smok]}").encode()})
+    error = kit.refused(kit.rollout)
+    assert error.render() == (
+        f"{kit.folder}/r.yaml:11: smoke: the payload has no check 'smok'; did you mean 'smoke'?; "
+        "nothing was touched"
+    )
+
+
+def test_the_wrong_playbook(kit: Kit) -> None:
+    found = kit.world.facts(HOST, kit.payload)
+    error = kit.refused(lambda: make_rollout(HOST, found, kit.payload, kit.rollback_book, OPTIONS))
+    assert error.render() == (
+        f"{kit.folder}/b.yaml: action: this is a playbook for a rollback, a rollout was asked for; "
+        "nothing was touched"
+    )
+
+
+# ---- rollback --------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_ours(kit: Kit) -> None:
+    assert kit.rollback() == NothingToDo("ct129", "nothing of ours is installed")
+
+
+def _failed(run: str, verdict: str = "bad") -> Release:
+    return Release(run, "t", "ada", "rollout", "sglang-ddtree", "0.2.0", "v23", "d", verdict, "")
+
+
+def test_after_an_automatic_rollback_it_is_already_back(kit: Kit) -> None:
+    kit.world.releases.append(_failed("20261129T190000-bbbbbb"))
+    found = kit.rollback()
+    assert found == NothingToDo("ct129", "already back: run 20261129T190000-bbbbbb ended bad")
+
+
+def test_after_a_failed_upgrade_the_release_before_stays(kit: Kit) -> None:
+    first = kit.rollout()
+    kit.apply(first)
+    kit.world.releases.append(_failed("20261129T190000-bbbbbb", "rolled-back"))
+    says = f"already back: 20261129T190000-bbbbbb is not live, {first.plan.run} is"
+    assert kit.rollback() == NothingToDo("ct129", says)
+    assert kit.rollback(of_run="20261129T190000-bbbbbb") == NothingToDo("ct129", says)
+    assert isinstance(kit.rollback(of_run=first.plan.run), PlanResult)
+
+
+def test_a_host_that_has_moved_is_not_rolled_back(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    del kit.world.files["site:sglang_ddtree/plugin.py"]
+    error = kit.refused(kit.rollback)
+    assert error.exit_code == 6
+    assert (
+        "1 live file is neither upstream's nor ours: site:sglang_ddtree/plugin.py (expected ours "
+        in error.message
+    )
+    assert isinstance(kit.rollback(replace(LATER, accept_drift=True)), PlanResult)
+
+
+def test_two_rollbacks_go_two_releases_back(kit: Kit) -> None:
+    start = dict(kit.world.files)
+    kit.apply(kit.rollout())
+    write(kit.folder / "payload", {"sglang_ddtree/plugin.py": b"P = 2\n"})
+    kit.apply(kit.rollout(LATER))
+    back_to = []
+    for hour in (19, 20):
+        result = kit.rollback(RunOptions.at(NOW.replace(hour=hour), "0e0e0e", "eve"))
+        assert isinstance(result, PlanResult)
+        back_to.append((result.plan.undoes, result.plan.back_to))
+        kit.apply(result)
+    assert back_to == [(LATER.run, OPTIONS.run), (OPTIONS.run, "")]
+    assert kit.world.files == start
+
+
+# ---- the rest --------------------------------------------------------------------------------------------
+
+
+def test_the_facts_request_names_files_of_all_variants_and_their_folders(kit: Kit) -> None:
+    host = replace(HOST, state_dir="~/state", also_stop=("jupyter",))
+    request = plan.facts_request(host, kit.payload, contents=True)
+    assert from_dict(FactsRequest, json.loads(json.dumps(to_dict(request)))) == request
+    assert (request.state_dir, request.also_stop, request.contents) == ("~/state", ["jupyter"], True)
+    assert request.service == SERVICE
+    assert [r for r in request.refs if "dist-info" not in r] == [
+        "sglang:srt",
+        "sglang:srt/sched.py",
+        "site:sglang_ddtree",
+        "site:sglang_ddtree/__init__.py",
+        "site:sglang_ddtree/kernels",
+        "site:sglang_ddtree/kernels/tree.py",
+        "site:sglang_ddtree/plugin.py",
+    ]
+    assert plan.facts_request(host, None).refs == []
+
+
+def test_warnings_are_shown(kit: Kit) -> None:
+    kit.host = replace(HOST, gpus=8)
+    digest = kit.rollout().plan.release
+    result = kit.rollout(
+        lock=LockFacts(True, "r1", "eve", 7, "2026-11-29T17:00:00Z", "start"),
+        orphan=LockFacts(False, "r0", "eve"),
+        processes=[Process(99, "jupyter\x1b[31m lab")],
+        gpus=[Gpu("RTX PRO 6000", 97887, 97000)],
+        attempts={digest: "bad"},
+        warnings=["clock is off"],
+    )
+    assert render(result.changes).split("warnings\n")[1].splitlines() == [
+        "  clock is off",
+        "  locked by run r1 of eve since 2026-11-29T17:00:00Z",
+        "  run r0 ended without a verdict; it is recovered first",
+        "  8 GPUs expected, 1 found: preflight will fail",
+        "  another process uses this venv: 99 jupyter\\x1b[31m lab",
+        "  this very release was rolled out here before and failed its gates",
+    ]
+
+
+def test_an_overlay_keeps_the_mode_of_the_upstream_file(kit: Kit) -> None:
+    found = kit.world.facts(HOST, kit.payload)
+    ref = "sglang:srt/sched.py"
+    found = replace(found, files={**found.files, ref: replace(found.files[ref], mode=0o755)})
+    made = make_rollout(HOST, found, kit.payload, kit.rollout_book, OPTIONS)
+    modes = {t.ref: t.mode for t in made.plan.targets}
+    assert modes.pop(ref) == 0o755
+    assert set(modes.values()) == {0o644}
+
+
+def test_the_release_digest_is_of_the_wanted_state_not_of_the_way_there(kit: Kit) -> None:
+    first = kit.rollout()
+    kit.apply(first)
+    again = kit.rollout(LATER)
+    assert again.plan.release == first.plan.release
+    write(kit.folder / "payload", {"sglang_ddtree/plugin.py": b"P = 2\n"})
+    assert kit.rollout(LATER).plan.release != first.plan.release
+
+
+def test_secrets_are_in_the_plan_only(kit: Kit) -> None:
+    result = kit.rollout(replace(OPTIONS, secrets={"api_key": "s3cret"}))
+    assert result.plan.secrets == {"api_key": "s3cret"}
+    assert "s3cret" not in render(result.changes) + repr(result.changes)
+
+
+def test_an_editable_sglang_is_where_the_host_says(kit: Kit) -> None:
+    found = kit.world.facts(
+        HOST, kit.payload, packages={"sglang": Package("0.5.23", "/src/sglang", editable=True)}
+    )
+    made = make_rollout(HOST, found, kit.payload, kit.rollout_book, OPTIONS)
+    assert made.plan.package_dir == "/src/sglang"
+
+
+def test_timeouts_of_stop_and_start_follow_the_service(kit: Kit) -> None:
+    service = replace(SERVICE, start_limit_s=100.0, drain_s=10.0, stop_limit_s=20.0)
+    kit.host = replace(HOST, service=service)
+    steps = {s.kind: s.timeout_s for s in kit.rollout().plan.steps}
+    assert (steps["stop"], steps["start"]) == (90.0, 160.0)
+
+
+def test_paths_are_those_that_the_host_reported(kit: Kit) -> None:
+    for target in kit.rollout().plan.targets:
+        assert target.path == path_of(target.ref)
