@@ -69,8 +69,11 @@ def in_words(file: FileState) -> str:
     }.get(file.kind, "a device or socket")
 
 
-def check(host: str, lives: list[Live], accept: bool) -> list[Live]:
-    """The foreign ones, if they are accepted. Raises DriftError listing them if not."""
+def check(host: str, lives: list[Live], accept: bool, *, orphan: str = "") -> list[Live]:
+    """The foreign ones, if they are accepted. Raises DriftError listing them if not.
+
+    orphan: a run that died half-way; then it is the likely reason, and has to be recovered first.
+    """
     foreign = [item for item in lives if item.state == "foreign"]
     stuck = [item for item in foreign if item.hopeless]
     if stuck:
@@ -81,6 +84,14 @@ def check(host: str, lives: list[Live], accept: bool) -> list[Live]:
             host=host,
             state="nothing was touched",
             next_command=f"ddtree-deploy plan {host}",
+        )
+    if foreign and not accept and orphan:
+        raise DriftError(
+            f"{len(foreign)} live {_paths(foreign)} half-way: run {orphan} ended without a verdict",
+            stage="plan",
+            host=host,
+            state="nothing was touched",
+            next_command=f"ddtree-deploy recover {host}",
         )
     if foreign and not accept:
         raise DriftError(

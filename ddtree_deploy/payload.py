@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from . import archive, distinfo
 from .errors import InputError
+from .onhost.patch import PatchError, apply
 from .payload_files import Reader
 from .payload_schema import OverlayModel, PayloadModel, VariantModel
 from .yamlfile import Document, Loc
@@ -25,6 +26,7 @@ class Item:
     sha256: str  # of the installed content
     base_sha256: str = ""  # of the upstream file that it replaces; "" = a new file
     origin: str = ""  # path below the payload folder; "" = generated
+    patched: bytes | None = None  # of a patch: the content, where the payload has the upstream file
 
     @property
     def blob(self) -> str:
@@ -33,8 +35,8 @@ class Item:
 
     @property
     def content(self) -> bytes | None:
-        """The installed content; None for a patch, which only the host can apply."""
-        return self.data if self.kind == "file" else None
+        """The installed content; None for a patch of a file that only the host has."""
+        return self.data if self.kind == "file" else self.patched
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ def _overlay(doc: Document, at: Loc, model: OverlayModel, reader: Reader) -> Ite
         return Item(model.to, "file", data, digest, model.base, model.file)
     assert model.patch is not None
     data = _located(doc, (*at, "patch"), reader, model.patch)
+    if model.base_file is not None:
+        return _patched(doc, at, model, data, _located(doc, (*at, "base_file"), reader, model.base_file))
     if model.result is None:
         raise doc.error(
             at,
@@ -181,3 +185,31 @@ def _overlay(doc: Document, at: Loc, model: OverlayModel, reader: Reader) -> Ite
             f"ddtree-deploy payload-digest {model.patch} UPSTREAM_FILE",
         )
     return Item(model.to, "patch", data, model.result, model.base, model.patch)
+
+
+def _patched(doc: Document, at: Loc, model: OverlayModel, patch: bytes, upstream: bytes) -> Item:
+    """A patch whose upstream file is in the payload: its result is known, and checked if it is stated too."""
+    assert model.patch is not None
+    if archive.digest(upstream) != model.base:
+        raise doc.error((*at, "base_file"), f"{model.base_file} does not have the digest that base: says")
+    try:
+        content = apply(upstream, patch)
+    except PatchError as exc:
+        raise doc.error((*at, "patch"), f"{model.patch} does not fit {model.base_file}: {exc}") from None
+    digest = archive.digest(content)
+    if model.result not in (None, digest):
+        raise doc.error((*at, "result"), f"the patched file has the sha256 {digest}")
+    return Item(model.to, "patch", patch, digest, model.base, model.patch, content)
+
+
+def digest_lines(patch: Path, upstream: Path) -> str:
+    """The lines `base:` and `result:` of payload.yaml for a patch and the upstream file it was made against.
+
+    Raises InputError if a file cannot be read or the patch does not fit to the letter.
+    """
+    diff, base = (Reader(path.parent).file(path.name) for path in (patch, upstream))
+    try:
+        content = apply(base, diff)
+    except PatchError as exc:
+        raise InputError(f"does not fit {upstream}: {exc}", file=patch) from None
+    return f"base: {archive.digest(base)}\nresult: {archive.digest(content)}\n"

@@ -99,6 +99,7 @@ def make_rollout(
         host.name,
         [w.live for w in wanted if w.differs or w.live.state == "foreign"] + [g.live for g in stale],
         options.accept_drift,
+        orphan=facts.orphan.run if facts.orphan else "",
     )
     check_bases(host, facts, wanted, stale)
     targets = [w.target() for w in wanted if w.differs or w.live.state == "foreign"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from .changes import FileChange, content_of, diff
 from .drift import Live, check, identity, in_words, live, owned
@@ -148,20 +147,23 @@ def _item_diff(wanted: Wanted) -> str:
 def restores(host: Host, facts: Facts, run: str, accept: bool) -> tuple[list[Target], list[FileChange]]:
     """Every path that run `run` changed, to be as its backup recorded it.
 
-    `changed` in installed.json lists them as that run left them (path -> {ref, sha256}), the removed and the
-    restored ones too. Without it: all files of the release, which is the same for a first one.
+    `changed` in installed.json lists them (path -> ref): files of the release, and those that it removed or
+    put back to upstream's.
     """
     files = owned(facts)
-    left: Mapping[str, Mapping[str, Any]] = (facts.installed or {}).get("changed", files)
+    changed: Mapping[str, str] = (facts.installed or {}).get(
+        "changed", {path: own["ref"] for path, own in files.items()}
+    )
     lives, targets, changes = [], [], []
-    for path, was in sorted(left.items(), key=lambda item: item[1]["ref"]):
-        ref, expected = str(was["ref"]), str(was["sha256"])
+    for path, ref in sorted(changed.items(), key=lambda item: item[1]):
+        expected = str(files[path]["sha256"]) if path in files else ""
         file = facts.installed_files.get(path, FileState(path, "absent"))
         sha = identity(file)
         state = Live(
             ref,
             path,
-            "ours" if sha == expected else "foreign",
+            # What is not ours any more was removed, or is one of the upstream files that we keep.
+            "ours" if sha == expected or (path not in files and sha in facts.bases) else "foreign",
             sha,
             f"ours {expected[:12]}" if expected else "nothing",
             in_words(file),
@@ -171,7 +173,7 @@ def restores(host: Host, facts: Facts, run: str, accept: bool) -> tuple[list[Tar
         mode = int(files[path].get("mode", 0o644)) if path in files else 0o644
         targets.append(Target(path, ref, f"backup:{run}", "?", sha, mode=mode))
         changes.append(FileChange(ref, path, "restored", _live_words(state, facts), ""))
-    check(host.name, lives, accept)
+    check(host.name, lives, accept, orphan=facts.orphan.run if facts.orphan else "")
     return targets, changes
 
 

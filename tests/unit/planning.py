@@ -156,7 +156,7 @@ class World:
     def facts(self, host: Host, payload: Payload | None, *, contents: bool = False, **more: Any) -> Facts:
         request = facts_request(host, payload, contents=contents)
         own = (self.installed or {}).get("files", {})
-        touched = {**own, **(self.installed or {}).get("changed", {})}
+        touched = {**{p: e["ref"] for p, e in own.items()}, **(self.installed or {}).get("changed", {})}
         old = ("/venv/bin/python3", "-m", "sglang.launch_server", "--port", "30000")
         facts = Facts(
             protocol=1,
@@ -177,9 +177,7 @@ class World:
             packages={"sglang": Package(self.version, PACKAGE)},
             files={ref: self.state(ref, contents) for ref in request.refs},
             installed=self.installed,
-            installed_files={
-                path: self.state(ref, contents) for path, ref in ((p, e["ref"]) for p, e in touched.items())
-            },
+            installed_files={path: self.state(ref, contents) for path, ref in touched.items()},
             releases=list(self.releases),
             lock=LockFacts(),
             orphan=None,
@@ -229,7 +227,7 @@ class World:
         if plan.action == "rollback":
             self.installed = self.previous[plan.undoes]
         else:
-            changed = {t.path: {"ref": t.ref, "sha256": t.sha256} for t in plan.targets}
+            changed = {t.path: t.ref for t in plan.targets}
             self.installed = {"release": plan.run, "files": entries, "changed": changed}
         self.releases.append(
             Release(

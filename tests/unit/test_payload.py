@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy import archive, distinfo, localcheck, payload
+from ddtree_deploy import archive, distinfo, payload
 from ddtree_deploy.errors import InputError
-from tests.unit.planning import PATCHED, PAYLOAD_FILES, UPSTREAM, sha, write
+from tests.unit.planning import PATCH, PATCHED, PAYLOAD_FILES, UPSTREAM, sha, write
 
 HEAD = "schema: 1\nname: p\nversion: 0.1.0\nvariants:\n  - name: v\n    sglang: ['0.5.23']\n"
 
@@ -136,6 +136,25 @@ REFUSED = {
         ":8: variants[0].overlays[0]: a patch needs result:, the sha256 of the patched file; print it with: "
         "ddtree-deploy payload-digest pkg/a.py UPSTREAM_FILE",
     ),
+    "base file of another version": (
+        overlays('{to: "sglang:a.py", patch: p.patch, base_file: pkg/a.py, base: "' + BASE + '"}'),
+        ":8: variants[0].overlays[0].base_file: pkg/a.py does not have the digest that base: says",
+    ),
+    "patch that does not fit": (
+        overlays('{to: "sglang:a.py", patch: p.patch, base_file: pkg/a.py, base: ' + sha(b"A = 1\n") + "}"),
+        ":8: variants[0].overlays[0].patch: p.patch does not fit pkg/a.py: "
+        "hunk 1: line 1 should be 'def schedule():', it is 'A = 1'",
+    ),
+    "wrong result": (
+        overlays(
+            '{to: "sglang:a.py", patch: p.patch, base_file: up.py, base: '
+            + sha(UPSTREAM)
+            + ', result: "'
+            + BASE
+            + '"}'
+        ),
+        f":8: variants[0].overlays[0].result: the patched file has the sha256 {sha(PATCHED)}",
+    ),
     "bad entry point": (
         files(PKG) + "    dist_info: {name: d, entry_points: {g: {n: 'a b'}}}\n",
         ":9: variants[0].dist_info.entry_points: n = a b is not an entry point; write name: module:attribute",
@@ -158,7 +177,16 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals(name: str, tmp_path: Path) -> None:
     text, says = REFUSED[name]
-    write(tmp_path, {"payload.yaml": text.encode(), "pkg/a.py": "A = 1\n", "other/a.py": "A = 2\n"})
+    write(
+        tmp_path,
+        {
+            "payload.yaml": text.encode(),
+            "pkg/a.py": "A = 1\n",
+            "other/a.py": "A = 2\n",
+            "p.patch": PATCH,
+            "up.py": UPSTREAM,
+        },
+    )
     with pytest.raises(InputError) as caught:
         payload.load(tmp_path)
     wanted = f"{tmp_path}/payload.yaml{says.replace('{dir}', str(tmp_path))}"
@@ -343,26 +371,18 @@ def test_the_same_payload_has_the_same_digest_anywhere_at_any_time() -> None:
     assert len(digests) == 1
 
 
-COMPILED = {
-    "good": ("def f():\n    pass\n", (3, 11), (3, 11), "pass", "5 files compile"),
-    "older host": ("x = 1\n", (3, 10), (3, 11), "pass", "5 files compile"),
-    "bad": ("x = 1\ndef f(:\n", (3, 11), (3, 11), "fail", "{dir}/sglang_ddtree/plugin.py:2: invalid syntax"),
-    "null": ("x\0", (3, 11), (3, 11), "fail", "{dir}/sglang_ddtree/plugin.py"),
-    "newer host": (
-        "def f(:\n",
-        (3, 13),
-        (3, 11),
-        "skipped",
-        "the host's Python 3.13 is newer than this one, 3.11",
-    ),
-}
+def test_a_patch_whose_upstream_file_is_there_needs_no_result(tmp_path: Path) -> None:
+    text = overlays(f'{{to: "sglang:a.py", patch: p.patch, base_file: up.py, base: {sha(UPSTREAM)}}}')
+    write(tmp_path, {"payload.yaml": text.encode(), "p.patch": PATCH, "up.py": UPSTREAM})
+    (item,) = payload.load(tmp_path).variants[0].items
+    assert (item.kind, item.data, item.content, item.sha256) == ("patch", PATCH, PATCHED, sha(PATCHED))
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_local_compile(name: str, tmp_path: Path) -> None:
-    source, host, own, verdict, reason = COMPILED[name]
-    write(tmp_path, {**PAYLOAD_FILES, "sglang_ddtree/plugin.py": source.encode()})
-    made = payload.load(tmp_path)
-    found = localcheck.check(made, made.variants[0], host, own)
-    assert found.verdict == verdict
-    assert found.reason.startswith(reason.replace("{dir}", str(tmp_path)))
+def test_the_lines_that_a_patch_needs(tmp_path: Path) -> None:
+    write(tmp_path, {"p.patch": PATCH, "up.py": UPSTREAM, "other.py": "x\n"})
+    lines = payload.digest_lines(tmp_path / "p.patch", tmp_path / "up.py")
+    assert lines == f"base: {sha(UPSTREAM)}\nresult: {sha(PATCHED)}\n"
+    with pytest.raises(InputError, match=r"does not fit .*other\.py: hunk 1"):
+        payload.digest_lines(tmp_path / "p.patch", tmp_path / "other.py")
+    with pytest.raises(InputError, match="does not exist"):
+        payload.digest_lines(tmp_path / "p.patch", tmp_path / "nosuch.py")

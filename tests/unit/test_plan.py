@@ -430,6 +430,15 @@ def test_a_host_that_has_moved_is_not_rolled_back(kit: Kit) -> None:
     assert isinstance(kit.rollback(replace(LATER, accept_drift=True)), PlanResult)
 
 
+def test_drift_of_a_run_that_died_half_way_says_to_recover_it(kit: Kit) -> None:
+    _foreign_module(kit.world)
+    error = kit.refused(lambda: kit.rollout(orphan=LockFacts(False, "r0", "eve")))
+    assert error.render() == (
+        "ct129: plan: 1 live file is half-way: run r0 ended without a verdict; nothing was touched; "
+        "next: ddtree-deploy recover ct129"
+    )
+
+
 def test_two_rollbacks_go_two_releases_back(kit: Kit) -> None:
     start = dict(kit.world.files)
     kit.apply(kit.rollout())
