@@ -124,14 +124,18 @@ def _prompts(doc: Document, at: tuple[str | int, ...], model: Baseline) -> bytes
             raise InputError(
                 "expected {conversations: [prompt, answer]}, at least two turns", file=path, line=number
             )
-        first = turns[0] if isinstance(turns[0], dict) else {}
-        prompt = first.get("content", first.get("value"))
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise InputError("the first turn has no text under content or value", file=path, line=number)
+        for which, turn in (("first", turns[0]), ("second", turns[1])):
+            text_of = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
+            if not isinstance(text_of, str) or not text_of.strip():
+                raise InputError(
+                    f"the {which} turn has no text under content or value", file=path, line=number
+                )
         count += 1
-    wanted = model.tokens
-    if count < wanted:
-        raise doc.error((*at, "tokens"), f"{wanted} prompts wanted, {path} has {count}")
+    if count < model.tokens:
+        raise doc.error((*at, "tokens"), f"{model.tokens} prompts wanted, {path} has {count}")
+    if model.bench and count < model.bench.num_prompts:
+        wanted = model.bench.num_prompts
+        raise doc.error((*at, "bench", "num_prompts"), f"{wanted} prompts wanted, {path} has {count}")
     return text.encode()
 
 

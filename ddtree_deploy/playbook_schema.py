@@ -43,7 +43,7 @@ class Smoke(StepModel):
 class Bench(Model):
     num_prompts: Count = 32
     concurrency: Count = 4
-    output_len: Count = 32
+    output_len: Annotated[int, Field(ge=4, le=1_000_000)] = 32  # SGLang's client refuses less
     rounds: Annotated[int, Field(ge=1, le=100)] = 1
 
 

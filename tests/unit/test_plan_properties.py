@@ -41,7 +41,7 @@ def options(n: int) -> RunOptions:
     return RunOptions.at(NOW.replace(minute=n), f"{n:06x}", "ada")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(contents, overlays), min_size=1, max_size=5))
 def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
     history: list[tuple[dict[str, bytes], str]],

@@ -71,6 +71,14 @@ REFUSED = {
         steps("baseline: {tokens: 33}"),
         ":5: steps[0].baseline.tokens: 33 prompts wanted, {dir}/prompts.jsonl has 32",
     ),
+    "too few prompts for the benchmark": (
+        steps("baseline: {bench: {num_prompts: 64}}"),
+        ":5: steps[0].baseline.bench.num_prompts: 64 prompts wanted, {dir}/prompts.jsonl has 32",
+    ),
+    "answers too short for SGLang's client": (
+        steps("baseline: {bench: {output_len: 2}}"),
+        ":5: steps[0].baseline.bench.output_len: must be greater than or equal to 4, got 2 (a number)",
+    ),
     "missing": (
         steps("lock", "preflight", "stage", "install", "unlock"),
         ":4: steps: the step 'backup' is missing; "
@@ -136,6 +144,10 @@ BAD_PROMPTS = {
     "no text": (
         '{"conversations": [{"content": ""}, {}]}',
         ":1: the first turn has no text under content or value",
+    ),
+    "no answer": (
+        '{"conversations": [{"content": "a"}, {"from": "gpt"}]}',
+        ":1: the second turn has no text under content or value",
     ),
     "a list": ("[1]", ":1: expected {conversations: [prompt, answer]}"),
 }
