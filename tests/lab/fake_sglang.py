@@ -30,6 +30,7 @@ Moods:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -69,10 +70,8 @@ class Fake:
     def mood(self, key: str, default: Any = None) -> Any:
         moods = json.loads(self.args.fake)
         if self.args.fake_control:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 moods |= json.loads(Path(self.args.fake_control).read_text() or "{}")
-            except FileNotFoundError:
-                pass
         moods |= moods.get("when", {}).get(self.args.speculative_algorithm, {})
         return moods.get(key, default)
 
@@ -237,10 +236,11 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
 
-def child(read_end: int) -> None:
+def child(read_end: int, write_end: int) -> None:
     """A scheduler: lives as long as the server's end of the pipe is open."""
     if os.fork():
         return
+    os.close(write_end)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.read(read_end, 1)
     os._exit(0)
@@ -266,7 +266,7 @@ def main() -> None:
         print("RuntimeError: fake failure at start", flush=True)
         sys.exit(int(fake.mood("exit_at_once")))
     read_end, write_end = os.pipe()
-    child(read_end)
+    child(read_end, write_end)
     os.close(read_end)
     os.set_inheritable(write_end, False)
     lines = int(fake.mood("load_lines", 1))
@@ -300,7 +300,7 @@ def main() -> None:
         timer.daemon = True
         timer.start()
     print("\nThe server is fired up and ready to roll!", flush=True)
-    server.serve_forever()
+    server.serve_forever(poll_interval=0.05)
     signal.pause()
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from . import launch, proc
 
 RECORD = "service.json"
 PROBE_S = 60.0
+_GATHER_EVERY_S = 10.0
 
 
 class ServiceError(Exception):
@@ -74,6 +77,8 @@ class ServiceControl(ABC):
         self.state_dir = state_dir
         self.secrets = secrets
         self.endpoint = Endpoint(service.endpoint, secrets.get("api_key", ""))
+        self._hidden: set[str] = set()
+        self._gather_at = 0.0
 
     # ---- looking --------------------------------------------------------------------------------------
 
@@ -168,9 +173,14 @@ class ServiceControl(ABC):
         return bool(made.tokens)
 
     def known_secrets(self) -> set[str]:
-        """Every value that must not be shown."""
-        found = {value for value in self.secrets.values() if value}
-        return found | launch.secret_values(self.running_argv(), self.environment())
+        """Every value that must not be shown. Gathered over the life of this object: old launches have some, too."""
+        if time.monotonic() >= self._gather_at:
+            self._gather_at = time.monotonic() + _GATHER_EVERY_S
+            self._hidden |= {value for value in self.secrets.values() if value}
+            self._hidden |= launch.secret_values(self.running_argv(), self.environment())
+            with contextlib.suppress(ServiceError):
+                self._hidden |= launch.secret_values(self.future_argv(), {})
+        return self._hidden
 
     def mask(self, text: str) -> str:
         return launch.mask_text(text, self.known_secrets())

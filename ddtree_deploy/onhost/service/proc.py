@@ -48,10 +48,14 @@ def alive(pid: int, start: int) -> bool:
     return found is not None and found.start == start and found.state not in "ZX"
 
 
+def pids() -> list[int]:
+    """All process numbers now in use."""
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]  # noqa: PTH208 (Path objects are slow)
+
+
 def table() -> dict[int, Proc]:
     """All processes that run now, zombies left out."""
-    pids = (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
-    return {p.pid: p for p in map(read, pids) if p is not None and p.state not in "ZX"}
+    return {p.pid: p for p in map(read, pids()) if p is not None and p.state not in "ZX"}
 
 
 def descendants(processes: dict[int, Proc], pid: int) -> set[int]:
@@ -164,7 +168,7 @@ def listeners() -> dict[int, set[int]]:
     """TCP port -> processes that hold it. A port whose holder may not be seen has an empty set."""
     inodes = _listening_inodes()
     found: dict[int, set[int]] = {port: set() for port in inodes.values()}
-    for pid in table():
+    for pid in pids():
         for inode in _sockets(pid) & inodes.keys():
             found[inodes[inode]].add(pid)
     return found
@@ -172,7 +176,14 @@ def listeners() -> dict[int, set[int]]:
 
 def ports_of(pids: set[int]) -> set[int]:
     """TCP ports that any of these processes listens on."""
-    return {port for port, holders in listeners().items() if holders & pids}
+    inodes = _listening_inodes() if pids else {}
+    return {inodes[inode] for pid in pids for inode in _sockets(pid) & inodes.keys()}
+
+
+def holders(port: int) -> set[int]:
+    """Processes that listen on this port; empty also when they may not be seen (see `port_open`)."""
+    inodes = {inode for inode, p in _listening_inodes().items() if p == port}
+    return {pid for pid in pids() if _sockets(pid) & inodes} if inodes else set()
 
 
 def port_open(port: int) -> bool:
@@ -182,18 +193,17 @@ def port_open(port: int) -> bool:
 
 def server_of(port: int) -> Proc | None:
     """The process that was started to serve this port: the holder, or the parent that spawned the holder."""
-    processes = table()
-    holders = sorted(listeners().get(port, set()))
-    if not holders:
+    holding = sorted(holders(port))
+    if not holding:
         return None
-    pid = holders[0]
+    processes, pid = table(), holding[0]
     while True:
         parent = processes.get(processes[pid].ppid) if pid in processes else None
         if parent is None or parent.pid == 1:
             break
         words = argv(pid)
         spawned = bool(_INTERNAL.search(" ".join(words))) or words == argv(parent.pid)
-        if not spawned and parent.pid not in holders:
+        if not spawned and parent.pid not in holding:
             break
         pid = parent.pid
     return processes.get(pid)
@@ -201,7 +211,8 @@ def server_of(port: int) -> Proc | None:
 
 def marked(name: str, value: str) -> set[int]:
     """Processes whose environment holds `name=value`."""
-    return {pid for pid in table() if environ(pid).get(name) == value}
+    wanted = f"{name}={value}"
+    return {pid for pid in pids() if wanted in _nul(PROC / str(pid) / "environ")}
 
 
 def command(pid: int, limit: int = 160) -> str:

@@ -156,8 +156,8 @@ class ProcessControl(ServiceControl):
     def _problem(self, main: proc.Proc | None) -> str:
         port = self.endpoint.port
         if main is None:
-            holders = proc.listeners().get(port) if proc.port_open(port) else set()
-            if holders is None or (proc.port_open(port) and not holders):
+            holders = proc.holders(port)
+            if not holders and proc.port_open(port):
                 return f"port {port} is held by a process that may not be seen (another user's?)"
             others = sorted(holders - self._marked())
             if others:

@@ -14,7 +14,8 @@ from ..http import Endpoint, HttpError, generate
 from . import proc
 from .base import ServiceControl
 
-_TICK_S = 0.25
+_TICK_S = 0.1
+_LOOK_S = 1.0  # between looks at all processes
 _ATTEMPT_S = 60.0
 _GPU_EVERY_S = 5.0
 # A server that waits in a loop reads a little all the time; loading reads much.
@@ -74,7 +75,7 @@ class Prober:
                     self.answered.set()
                     return
                 self.last_error = "an answer without tokens"
-            self._stop.wait(1.0)
+            self._stop.wait(0.5)
 
     def stop(self) -> None:
         self._stop.set()
@@ -89,7 +90,7 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
     progress = Progress(began)
     gpu = GpuMemory()
     prober = Prober(control.endpoint, f"ddtree-deploy {ctx.plan.run}: the capital of France is")
-    shown = ""
+    shown, look = "", 0.0
     try:
         while not prober.answered.wait(_TICK_S):
             ctx.check()
@@ -97,12 +98,14 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
             runs, how = control.alive()
             if not runs:
                 raise StepFailed(with_log(control, f"the service did not stay up: {how}"))
-            pids = [pid for pid, _ in control.footprint().members]
-            progress.sample(now, control.log_mark(), proc.bytes_read(pids), gpu.used(now))
-            line = (control.log_tail(1) or [""])[0]
-            if line != shown:
-                shown = line
-                ctx.progress(line, elapsed=round(now - began, 1))
+            if now >= look:
+                look = now + _LOOK_S
+                pids = [pid for pid, _ in control.footprint().members]
+                progress.sample(now, control.log_mark(), proc.bytes_read(pids), gpu.used(now))
+                line = (control.log_tail(1) or [""])[0]
+                if line != shown:
+                    shown = line
+                    ctx.progress(line, elapsed=round(now - began, 1))
             if progress.stalled(now, stalled_after_s):
                 text = f"no progress for {stalled_after_s:.0f} s (log, bytes read, GPU memory); {prober.last_error}"
                 raise StepFailed(with_log(control, text))
@@ -116,7 +119,7 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
 
 def check_listener(control: ServiceControl) -> None:
     """The one that answers is the one we started. Raises StepFailed when it is somebody else."""
-    holders = proc.listeners().get(control.endpoint.port, set())
+    holders = proc.holders(control.endpoint.port)
     members = {pid for pid, _ in control.footprint().members}
     strangers = holders - members
     if holders and strangers == holders:

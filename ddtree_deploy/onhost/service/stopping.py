@@ -50,17 +50,17 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
     began = time.monotonic()
     ports = sorted(before.ports | {control.endpoint.port})
     asked = killed = False
+    busy: dict[int, set[int]] = {}
     while True:
-        # One look at /proc for all; the scan for port holders is the costly part.
-        left = set(before.living()) | {pid for pid, _ in control.footprint().members}
+        left = set(before.living())
         waited = time.monotonic() - began
-        if not left:
+        if not left:  # only now the costly looks over all processes
             busy = busy_ports(ports)
-            if not busy:
-                return "ports " + ", ".join(map(str, ports)) + " are free"
-            left = {pid for holders in busy.values() for pid in holders}
-        else:
-            busy = {}
+            left = {pid for pid, _ in control.footprint().members}
+            left |= {pid for holders in busy.values() for pid in holders}
+            if not left and not busy:
+                text = ", ".join(map(str, ports))
+                return f"port {text} is free" if len(ports) == 1 else f"ports {text} are free"
         if waited > _CHILDREN_S and not asked and before.main not in left:
             asked = True
             _signal(before, left, signal.SIGTERM)

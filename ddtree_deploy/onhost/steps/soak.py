@@ -59,12 +59,22 @@ def _watch(ctx: Context, control: ServiceControl, todo: dict[Future[str], int], 
             fault = future.result()
             if fault:
                 text = f"request {todo[future]} of {requests}: {fault}"
-                runs, how = control.alive()
+                runs, how = _settled(ctx, control)
                 raise StepFailed(with_log(control, text if runs else f"{text}; the service is down: {how}"))
         if ended:
             done = requests - len(left)
             ctx.progress(f"{done} of {requests} requests", done=done, total=requests)
     return requests
+
+
+def _settled(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
+    """Whether it lives; a process closes its connections a moment before it is gone."""
+    for _ in range(10):
+        runs, how = control.alive()
+        if not runs:
+            break
+        ctx.pause(0.2)
+    return runs, how
 
 
 def _same_processes(control: ServiceControl, before: frozenset[tuple[int, int]]) -> None:
