@@ -90,7 +90,7 @@ def commit_accepted_paths(
     would be shared with the next step's window.
 
     Args:
-        batch: its ``out_cache_loc`` holds the ``[bs * N]`` window slots, its ``seq_lens`` the committed lengths.
+        batch: ``out_cache_loc`` holds the ``[bs * N]`` window slots, ``seq_lens`` the committed lengths.
         hidden_states: ``[bs * N, H']`` of the verify forward.
 
     Returns:

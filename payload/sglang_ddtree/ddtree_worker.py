@@ -235,7 +235,7 @@ class DDTreeWorker(DFlashWorkerV2):
         return logps.view(bs, block - 1, -1), ids.view(bs, block - 1, -1)
 
     def _rank_draft_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Top-k log-probs and ids, ``[R, k]`` each, of draft hidden states ``[R, H]`` under the target's head."""
+        """Top-k log-probs and ids, both ``[R, k]``, of draft hidden ``[R, H]`` under the target's head."""
         weight = unwrap_lora_layer(self.target_worker.model_runner.model.lm_head).weight
         logits = torch.matmul(hidden.to(weight.dtype), weight.T).float()
         processor = self._target_logits_processor

@@ -43,7 +43,7 @@ def stable_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     Returns:
         ``(values [R, k], indices [R, k] int64)``, falling values, rising indices within a tie.
     """
-    rows, width = values.shape
+    width = values.shape[1]
     if k >= width:
         top, index = values.sort(dim=-1, descending=True, stable=True)
         return top, index

@@ -9,10 +9,15 @@ from sglang_ddtree.server_args import ddtree_config
 
 
 class Refusal(NamedTuple):
-    """An option that DDTREE refuses: ``applies(cfg)`` on SGLang's view of the resolved arguments."""
+    """An option that DDTREE refuses: ``applies(cfg)`` on SGLang's view of the arguments.
+
+    ``needs_resolution``: it reads what SGLang fills in (the device, the CUDA graph settings), so it cannot be
+    judged from the command line alone.
+    """
 
     applies: Callable[[Any], bool]
     reason: str
+    needs_resolution: bool = False
 
 
 def _chosen(name: str, *allowed: Any) -> Callable[[Any], bool]:
@@ -35,10 +40,12 @@ REFUSALS = (
     Refusal(
         lambda cfg: _on_accelerator(cfg) and not cfg.disable_overlap_schedule,
         "overlap scheduling is not verified with DDTREE yet; add --disable-overlap-schedule",
+        needs_resolution=True,
     ),
     Refusal(
         lambda cfg: _on_accelerator(cfg) and not _decode_graphs_disabled(cfg),
         "CUDA graphs for decode are not verified with DDTREE yet; add --cuda-graph-backend-decode disabled",
+        needs_resolution=True,
     ),
     Refusal(_chosen("enable_torch_compile", False), "--enable-torch-compile is not supported with DDTREE"),
     Refusal(_chosen("enable_mixed_chunk", False), "--enable-mixed-chunk is not supported with DDTREE"),
@@ -89,10 +96,15 @@ def _decode_graphs_disabled(cfg: Any) -> bool:
     return bool(cfg.disable_cuda_graph) or (config is not None and config.decode.backend == Backend.DISABLED)
 
 
-def check_server_args(cfg: Any) -> None:
-    """Raise ValueError for the first refused option in ``cfg`` (any of SGLang's views)."""
+def check_server_args(cfg: Any, *, resolved: bool = True) -> None:
+    """Raise ValueError for the first refused option.
+
+    Args:
+        cfg: any of SGLang's views of the arguments, or the record as parsed.
+        resolved: whether SGLang has filled in the device and the CUDA graph settings.
+    """
     for refusal in REFUSALS:
-        if refusal.applies(cfg):
+        if (resolved or not refusal.needs_resolution) and refusal.applies(cfg):
             raise ValueError(refusal.reason)
 
 

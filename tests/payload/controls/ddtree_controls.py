@@ -1,0 +1,66 @@
+"""A test plugin: an oracle draft, and two ways to break verify that must show in the output.
+
+``DDTREE_CONTROLS`` names a JSON file that is read at every step, so that one server serves all cases:
+``{"oracle": [[token, ...], ...], "break": "mask" | "move" | null}``.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+
+def register():
+    from sglang_ddtree import ddtree_verify, spec_algorithm
+
+    create_worker = spec_algorithm.DDTreeAlgorithm.create_worker
+
+    def create_controlled_worker(self, server_args):
+        return controlled(create_worker(self, server_args))
+
+    spec_algorithm.DDTreeAlgorithm.create_worker = create_controlled_worker
+    move = ddtree_verify.move_accept_tokens_to_target_kvcache
+
+    def move_unless_broken(*args, **kwargs):
+        if settings()["break"] != "move":
+            move(*args, **kwargs)
+
+    ddtree_verify.move_accept_tokens_to_target_kvcache = move_unless_broken
+
+
+def settings():
+    return json.loads(Path(os.environ["DDTREE_CONTROLS"]).read_text())
+
+
+def controlled(worker_class):
+    class ControlledWorker(worker_class):
+        def _draft(self, batch, bonus_tokens, window):
+            logps, ids = super()._draft(batch, bonus_tokens, window)
+            if oracle := settings()["oracle"]:
+                logps[:], ids[:] = oracle_candidates(batch, oracle, *ids.shape[1:])
+            return logps, ids
+
+        def _build_ddtree_verify_input(self, batch, bonus_tokens, trees, window):
+            if settings()["break"] == "mask":
+                trees = replace(trees, visibility=torch.ones_like(trees.visibility).tril())
+            return super()._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
+
+    return ControlledWorker
+
+
+def oracle_candidates(batch, sequences, depth, width):
+    """The known continuation at rank 0 or 1 in turn, so that sibling branches are accepted."""
+    logps = torch.full((len(batch.reqs), depth, width), -4.0)
+    logps[..., 0], logps[..., 1] = -0.3, -1.6
+    ids = torch.empty(len(batch.reqs), depth, width, dtype=torch.int64)
+    for row, req in enumerate(batch.reqs):
+        done = list(req.output_ids)
+        known = next((one[len(done) :] for one in sequences if one[: len(done)] == done), [])
+        for level in range(depth):
+            token = known[level] if level < len(known) else 0
+            candidates = [token + 1 + other for other in range(width - 1)]  # distinct decoys
+            candidates.insert((level + len(done)) % 2, token)
+            ids[row, level] = torch.tensor(candidates)
+    return logps, ids
