@@ -50,11 +50,13 @@ class ChangeSet:
     new_command: tuple[str, ...]
     steps: tuple[StepLine, ...]
     warnings: tuple[str, ...] = ()
+    launch_changed: bool = False  # `launch:` is not what the live release was started with (its env, say)
 
     @property
     def empty(self) -> bool:
         """What is wanted is live already: files and launch command."""
-        return all(f.change == "unchanged" for f in self.files) and self.command == self.new_command
+        same_launch = self.command == self.new_command and not self.launch_changed
+        return same_launch and all(f.change == "unchanged" for f in self.files)
 
 
 def content_of(file: FileState) -> bytes | None:
@@ -132,7 +134,8 @@ def _launch(changes: ChangeSet) -> list[str]:
             "  then  as before the rollout that is undone",
         ]
     if changes.command == changes.new_command:
-        return [*out, f"  same  {shlex.join(changes.command)}"]
+        changed = ["  new settings of `launch:` beside the command"] if changes.launch_changed else []
+        return [*out, f"  same  {shlex.join(changes.command)}", *changed]
     return [*out, f"  old   {shlex.join(changes.command)}", f"  new   {shlex.join(changes.new_command)}"]
 
 

@@ -79,7 +79,7 @@ def check(host: str, lives: list[Live], accept: bool, *, orphan: str = "") -> li
     if stuck:
         what = "path" if len(stuck) == 1 else "paths"
         raise DriftError(
-            f"{len(stuck)} {what} can not be replaced: {'; '.join(i.line() for i in stuck)}",
+            f"{len(stuck)} {what} cannot be replaced: {'; '.join(i.line() for i in stuck)}",
             stage="plan",
             host=host,
             state="nothing was touched",

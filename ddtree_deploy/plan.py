@@ -19,7 +19,7 @@ from .drift import check
 from .errors import InputError
 from .inventory import Host
 from .onhost.facts_format import Facts, Release
-from .onhost.protocol import PROTOCOL, FactsRequest, Plan
+from .onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from .payload import Payload
 from .plan_files import Wanted, check_bases, check_folders, gone, restores
 from .plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
@@ -280,4 +280,12 @@ def _changes(  # noqa: PLR0917
         new_command=tuple(service.new_command) if service else (),
         steps=tuple(steps),
         warnings=tuple(warnings),
+        launch_changed=_launch_changed(host, facts),
     )
+
+
+def _launch_changed(host: Host, facts: Facts) -> bool:
+    """What the live release was started with differs from hosts.yaml; False where nothing of ours is live."""
+    if host.service is None or facts.installed is None:
+        return False
+    return bool(facts.installed.get("launch") != to_dict(host.service.launch))

@@ -110,7 +110,7 @@ def check_bases(host: Host, facts: Facts, wanted: list[Wanted], stale: list[Gone
     ]
     if lost:
         raise DriftError(
-            f"the upstream content of {', '.join(lost)} is neither live nor kept on the host: it can not be "
+            f"the upstream content of {', '.join(lost)} is neither live nor kept on the host: it cannot be "
             "patched or restored",
             stage="plan",
             host=host.name,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddtree_deploy.inventory import Host
 from ddtree_deploy.onhost.facts_format import Facts, LockFacts, Package, Release, ServiceFacts
-from ddtree_deploy.onhost.protocol import FileState, Launch, Plan, Service
+from ddtree_deploy.onhost.protocol import FileState, Launch, Plan, Service, to_dict
 from ddtree_deploy.payload import Payload
 from ddtree_deploy.plan import RunOptions, facts_request
 
@@ -228,7 +228,8 @@ class World:
             self.installed = self.previous[plan.undoes]
         else:
             changed = {t.path: t.ref for t in plan.targets}
-            self.installed = {"release": plan.run, "files": entries, "changed": changed}
+            launch = to_dict(plan.service.launch) if plan.service else None
+            self.installed = {"release": plan.run, "files": entries, "changed": changed, "launch": launch}
         self.releases.append(
             Release(
                 plan.run,

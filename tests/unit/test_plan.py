@@ -160,6 +160,17 @@ def test_what_is_live_already_changes_nothing(kit: Kit) -> None:
     assert render(result.changes).endswith("nothing to change: this release is live\n")
 
 
+def test_another_environment_is_a_change_though_the_command_is_the_same(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    found = kit.world.facts(HOST, None).service
+    assert found is not None
+    launch = replace(SERVICE.launch, env={"NCCL_DEBUG": "WARN"})
+    kit.host = replace(HOST, service=replace(SERVICE, launch=launch))
+    result = kit.rollout(LATER, service=replace(found, new_command=found.command))
+    assert not result.changes.empty
+    assert "new settings of `launch:` beside the command" in render(result.changes)
+
+
 def test_files_only(kit: Kit) -> None:
     kit.host = replace(HOST, service=None)
     result = kit.rollout()
@@ -282,7 +293,7 @@ def test_a_folder_in_the_way_is_not_accepted(kit: Kit) -> None:
     error = kit.refused(lambda: kit.rollout(replace(OPTIONS, accept_drift=True)))
     assert isinstance(error, DriftError)
     assert error.message == (
-        "1 path can not be replaced: site:sglang_ddtree/plugin.py (expected nothing, found a folder)"
+        "1 path cannot be replaced: site:sglang_ddtree/plugin.py (expected nothing, found a folder)"
     )
 
 
@@ -300,7 +311,7 @@ def test_a_patch_without_its_base_is_refused_even_if_drift_is_accepted(kit: Kit)
     assert (error.exit_code, error.message) == (
         6,
         "the upstream content of sglang:srt/sched.py is neither live nor kept on the host: "
-        "it can not be patched or restored",
+        "it cannot be patched or restored",
     )
 
 
