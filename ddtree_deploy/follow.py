@@ -16,7 +16,7 @@ from ddtree_deploy.inventory import Host
 from ddtree_deploy.onhost.protocol import HEARTBEAT_S
 from ddtree_deploy.remote import Cargo, explain_exec, parse_event
 from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded
-from ddtree_deploy.text import safe
+from ddtree_deploy.text import safe, size
 
 POLL_S = 0.2
 Emit = Callable[[dict[str, Any]], None]
@@ -74,9 +74,8 @@ class Follower:
         except LinkLost as error:
             rc = stream.exit_status(5.0) if link.alive else None
             raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
-        self.emit(
-            {"e": "sent", "bytes": len(cargo.data), "text": f"runner, plan, payload: {len(cargo.data)} B"}
-        )
+        carried = len(cargo.data)
+        self.emit({"e": "sent", "bytes": carried, "text": f"runner, plan and payload, {size(carried)}"})
         return self._follow(link, stream)
 
     def attach(self, link: Link) -> dict[str, Any]:

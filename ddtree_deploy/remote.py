@@ -88,7 +88,7 @@ def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes)
     retry = f"ssh -p {host.port} {login} {host.python} -V"
     lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     last = safe(lines[-1], 300) if lines else ""
-    if host.become and any(line.startswith("sudo:") for line in lines):
+    if host.become and any("sudo" in line for line in lines):
         return transport_error(
             host, stage, f"become: true needs sudo without a password for {host.user or 'you'}: {last}"
         )
@@ -103,9 +103,8 @@ def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes)
     if rc is None:
         return transport_error(host, stage, "the connection ended before the host had answered")
     if last.startswith(f"{stage}: "):  # our own script, saying why
-        return GateFailed(
-            last.removeprefix(f"{stage}: "), stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry
-        )
+        why = last.removeprefix(f"{stage}: ")
+        return GateFailed(why, stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry)
     said = last or safe(out.decode(errors="replace").strip()[-300:]) or "it said nothing"
     return GateFailed(
         f"the host's Python ended with exit status {rc}: {said}",

@@ -1,4 +1,4 @@
-"""A host behind a real SSH server: a small venv that is called SGLang's, a fake server, and the command line."""
+"""A host behind a real SSH server: a small venv with a `sglang`, a fake server, and the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Box:
         self.write_hosts()
 
     def write_hosts(self, **more: Any) -> None:
-        """Write hosts.yaml; `more` are further hosts (name -> fields), put into the group `all` after ours."""
+        """Write hosts.yaml; `more` are further hosts (name -> fields); all are the group `all`, ours first."""
         entry: dict[str, Any] = {
             "address": self.server.address,
             "port": self.server.port,

@@ -1,0 +1,385 @@
+"""The command line, end to end: over real SSH to a host with a small venv, with and without a service."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddtree_deploy.onhost import layout
+from ddtree_deploy.sandbox import processes
+from ddtree_deploy.sandbox.sshd import SshServer
+from tests.lab import tree
+from tests.lab.controller import Result
+from tests.ssh.box import Box, wait_for
+from tests.ssh.conftest import next_port
+
+pytestmark = pytest.mark.ssh
+OVERLAID = "sglang/srt/speculative/dflash_info.py"
+
+
+@pytest.fixture
+def box(server: SshServer, tmp_path: Path) -> Box:
+    """A host without a service."""
+    return Box(tmp_path, server)
+
+
+@pytest.fixture
+def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
+    """A host whose service runs the chain, started by hand."""
+    made = Box(tmp_path, server, port=next_port())
+    made.serve()
+    yield made
+    made.close()
+
+
+def differs(box: Box, before: tree.State) -> list[str]:
+    return tree.difference(before, box.snapshot()) + tree.stale_bytecode(box.site)
+
+
+def with_run_step(box: Box, after: str) -> Path:
+    """A step of the user's own after step `after` that waits for the file that is returned."""
+    flag = box.root / "go-on"
+    script = f"echo waiting; until test -e {flag}; do sleep 0.05; done"
+    step = {"run": {"name": "hold", "command": ["/bin/sh", "-c", script], "timeout": "10m"}}
+    file = box.work / "playbooks" / "rollout.yaml"
+    playbook = yaml.safe_load(file.read_text())
+    at = [s if isinstance(s, str) else next(iter(s)) for s in playbook["steps"]].index(after)
+    playbook["steps"].insert(at + 1, step)
+    file.write_text(yaml.safe_dump(playbook, sort_keys=False))
+    return flag
+
+
+def kinds(result: Result) -> list[str]:
+    return [event["e"] for event in result.events]
+
+
+# ---- files only ------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_and_its_rollback_leave_the_venv_as_it_was(box: Box) -> None:
+    before = box.snapshot()
+    done = box.run("rollout", "box", "--yes")
+    assert done.code == 0, done
+    assert (box.site / OVERLAID).read_text().startswith("BLOCK = 32")
+    verdicts = done.verdicts()
+    assert list(verdicts)[:6] == ["local", "lock", "preflight", "backup", "stage", "compile"]
+    assert verdicts["install"] == "pass" and verdicts["start"] == "skipped"
+    back = box.run("rollback", "--yes")  # no target: the hosts of the last rollout
+    assert back.code == 0, back
+    assert differs(box, before) == []
+    again = box.run("rollback", "--yes")
+    assert again.code == 0 and "already back" in again.outcome["reason"]
+
+
+def test_a_rollout_is_two_execs_and_the_record_says_what_they_carried(box: Box) -> None:
+    done = box.run("rollout", "box", "--yes")
+    assert done.code == 0, done
+    (folder,) = (box.work / ".ddtree-deploy" / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["execs"] == 2 and summary["exit_code"] == 0
+    assert summary["sent"] > 10_000 and summary["received"] > 1_000
+    journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert [e["n"] for e in journal] == list(range(1, len(journal) + 1))
+    assert journal[0]["e"] == "run" and journal[-1]["e"] == "end"
+    on_host = box.state.glob(f"sites/*/runs/{folder.name}/journal.jsonl")
+    assert (folder / "journal.jsonl").read_text() == next(on_host).read_text()
+
+
+def test_plan_and_status_touch_nothing(box: Box) -> None:
+    before = box.snapshot()
+    plan, status = box.plain("plan", "box"), box.plain("status", "box")
+    assert plan.returncode == 0, plan.stderr
+    assert "+BLOCK = 32" in plan.stdout and "8 new, 1 replaced" in plan.stdout
+    assert status.returncode == 0 and "none of ours" in status.stdout
+    assert differs(box, before) == [] and not box.state.exists()
+    assert not list((box.server.home).glob("*.pyz"))
+
+
+def test_a_second_rollout_of_the_same_payload_has_nothing_to_do(box: Box) -> None:
+    assert box.run("rollout", "box", "--yes").code == 0
+    again = box.run("rollout", "box", "--yes")
+    assert again.code == 0 and "live already" in again.outcome["reason"], again
+    assert again.outcome["execs"] == 1
+
+
+def test_a_syntax_error_is_found_before_anything_is_sent(box: Box) -> None:
+    before = box.snapshot()
+    done = box.run("rollout", "box", "--yes", "--payload", box.payload("bad", broken="syntax"))
+    assert done.code == 1 and done.verdicts() == {"local": "fail"}, done
+    assert "tiny_ddtree/module0.py:1" in done.stderr and "nothing was touched" in done.stderr
+    assert differs(box, before) == [] and not box.state.exists()
+
+
+def test_a_failing_check_ends_the_run_with_the_host_as_before(box: Box) -> None:
+    before = box.snapshot()
+    done = box.run("rollout", "box", "--yes", "--payload", box.payload("bad", broken="check"))
+    assert done.code == 1 and done.verdicts()["smoke"] == "fail", done
+    assert done.outcome["step"] == "smoke" and "install" not in done.verdicts()
+    assert differs(box, before) == []
+
+
+def test_a_hand_edited_file_is_drift_until_it_is_accepted_and_comes_back_with_the_rollback(box: Box) -> None:
+    edited = box.site / OVERLAID
+    edited.write_text(edited.read_text() + "# by hand\n")
+    before = box.snapshot()
+    refused = box.run("rollout", "box", "--yes")
+    assert refused.code == 6 and "dflash_info.py" in refused.stderr, refused
+    assert differs(box, before) == []
+    shown = box.plain("plan", "box")
+    assert shown.returncode == 6 and "-# by hand" in shown.stdout
+    assert "foreign" in box.plain("status", "box").stdout
+    assert box.run("rollout", "box", "--yes", "--accept-drift").code == 0
+    assert box.run("rollback", "box", "--yes").code == 0
+    assert differs(box, before) == []
+
+
+def test_a_venv_that_is_locked_is_refused_naming_its_owner(box: Box) -> None:
+    assert box.run("rollout", "box", "--yes").code == 0
+    (site_dir,) = (box.state / "sites").iterdir()
+    (site_dir / "owner.json").write_text(
+        json.dumps(
+            {"run": "20260101T000000-abcdef", "who": "eve@desk", "pid": 1, "since": "noon", "step": "soak"}
+        )
+    )
+    with (site_dir / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = box.run("rollback", "box", "--yes")
+    assert done.code == 5, done
+    assert "eve@desk" in done.stderr and "soak" in done.stderr and "attach box" in done.stderr
+
+
+# ---- a fleet ---------------------------------------------------------------------------------------------
+
+
+def test_an_unreachable_host_is_a_failure_and_stops_the_fleet(box: Box) -> None:
+    box.write_hosts(gone={"port": next_port()}, last={})
+    done = box.run("rollout", "all", "--yes")
+    assert done.code == 4, done
+    outcomes = [e for e in done.events if e["e"] == "outcome"]
+    assert [(o["host"], o["exit_code"]) for o in outcomes] == [("box", 0), ("gone", 4)]
+    assert done.events[-1] | {"t": 0} == {
+        "t": 0,
+        "e": "fleet",
+        "exits": {"box": 0, "gone": 4},
+        "waiting": ["last"],
+    }
+
+
+def test_status_goes_on_past_a_host_that_does_not_answer(box: Box) -> None:
+    box.write_hosts(gone={"port": next_port()}, last={})
+    done = box.plain("status")
+    assert done.returncode == 4
+    assert done.stdout.startswith("box ") and "\nlast " in done.stdout
+    assert "gone: connect: connection refused" in done.stderr
+
+
+# ---- errors: one line, an exit code ----------------------------------------------------------------------
+
+
+def fails(box: Box, code: int, says: str, *words: str) -> None:
+    before = box.snapshot()
+    done = box.plain(*words)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    (line,) = done.stderr.splitlines()
+    assert says in line and "nothing was touched" in line and "Traceback" not in line
+    assert differs(box, before) == []
+
+
+def test_an_unknown_target(box: Box) -> None:
+    fails(box, 2, "no host or group is named 'nosuch'", "rollout", "nosuch", "--yes")
+
+
+def test_a_broken_hosts_file(box: Box) -> None:
+    file = box.work / "hosts.yaml"
+    file.write_text(file.read_text().replace("address:", "adress:", 1))
+    fails(box, 2, "hosts.yaml:2: hosts.box", "rollout", "box", "--yes")
+
+
+def test_a_missing_payload(box: Box) -> None:
+    fails(box, 2, "--payload: no such file", "rollout", "box", "--yes", "--payload", "nowhere")
+
+
+def test_no_terminal_and_no_consent(box: Box) -> None:
+    fails(box, 2, "ddtree-deploy rollout box --yes", "rollout", "box")
+
+
+def test_a_closed_port(box: Box) -> None:
+    box.write_hosts(gone={"port": next_port()})
+    fails(box, 4, "connection refused", "rollout", "gone", "--yes")
+
+
+def test_a_wrong_host_key_and_the_command_that_accepts_it(box: Box) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(box.root / "k")], check=True)
+    known = box.root / "known_hosts"
+    known.write_text(f"[{box.server.address}]:{box.server.port} {(box.root / 'k.pub').read_text()}")
+    box.write_hosts(other={"known_hosts": str(known)})
+    fails(box, 4, "HAS CHANGED", "rollout", "other", "--yes")
+    line = box.plain("status", "other").stderr
+    command = line.split("next: ddtree-deploy ")[1].split("  (")[0].split()
+    wrong = box.plain("trust", "other", "--fingerprint", "SHA256:other")
+    assert wrong.returncode == 2 and "nothing was touched" in wrong.stderr
+    accepted = box.plain(*command)
+    assert accepted.returncode == 0, accepted.stderr
+    assert box.plain("status", "other").returncode == 0
+
+
+def test_an_interpreter_that_is_not_there(box: Box) -> None:
+    box.write_hosts(bare={"python": "/nowhere/bin/python"})
+    done = box.plain("status", "bare")
+    assert (
+        done.returncode == 2 and "hosts.bare.python" in done.stderr and "/nowhere/bin/python" in done.stderr
+    )
+
+
+# ---- connections and signals -----------------------------------------------------------------------------
+
+
+def sessions(server: SshServer) -> list[processes.Process]:
+    assert server.pid is not None
+    return processes.descendants(server.pid)
+
+
+def test_a_run_survives_the_loss_of_its_connection(box: Box, server: SshServer) -> None:
+    flag = with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    if server.flavour == "openssh":
+        processes.end(sessions(server), grace=0)
+    else:
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_for(lambda: server.process is None, "the end of the server")
+        server.start()
+    running.until(lambda e: e["e"] == "disconnected", "the loss")
+    running.until(lambda e: e["e"] == "reconnected", "the new connection")
+    flag.touch()
+    done = running.finish()
+    assert done.code == 0, done
+    numbers = [e["n"] for e in done.events if "n" in e]
+    assert numbers == list(range(1, len(numbers) + 1))  # nothing missed, nothing twice
+
+
+def test_a_frozen_server_is_noticed_and_the_run_followed_when_it_is_back(
+    box: Box, server: SshServer, frozen: Callable[[], None]
+) -> None:
+    flag = with_run_step(box, "install")
+    box.write_hosts(slow={"connect_timeout": "5s"})
+    running = box.start("rollout", "slow", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    held = [p for p in [server.process, *sessions(server)] if p is not None]
+    frozen()
+    lost = running.until(lambda e: e["e"] == "disconnected", "the loss")
+    assert "nothing heard from the host for 20 s" in lost["reason"]
+    for process in held:
+        if process.alive:
+            os.kill(process.pid, signal.SIGCONT)
+    running.until(lambda e: e["e"] == "reconnected", "the new connection")
+    flag.touch()
+    done = running.finish()
+    assert done.code == 0, done
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_an_orderly_undo(box: Box, number: signal.Signals) -> None:
+    before = box.snapshot()
+    with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    assert differs(box, before) != []
+    running.signal(number)
+    done = running.finish()
+    assert done.code == 130, done
+    assert done.outcome["state"] == "as before" and "rolled back" in done.outcome["reason"]
+    assert differs(box, before) == []
+
+
+def test_a_second_interrupt_leaves_the_host_to_it_and_attach_tells_the_end(box: Box) -> None:
+    before = box.snapshot()
+    with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    os.killpg(running.process.pid, signal.SIGINT)
+    running.until(lambda e: e["e"] == "interrupt", "the first interrupt")
+    os.killpg(running.process.pid, signal.SIGINT)
+    done = running.finish()
+    if done.code != 130:  # the host may have been the faster one
+        assert done.code == 8, done
+        assert "attach box" in done.stderr and "goes on by itself" in done.stderr
+    attached = box.run("attach", "box")
+    assert attached.code == 130, attached
+    assert differs(box, before) == []
+
+
+def test_an_interrupt_before_the_start_touches_nothing(box: Box, frozen: Callable[[], None]) -> None:
+    frozen()
+    running = box.start("rollout", "box", "--yes")
+    wait_for(lambda: _connecting(running.process.pid), "the connection attempt")
+    running.signal(signal.SIGINT)
+    done = running.finish()
+    assert done.code == 130 and "nothing was touched" in done.stderr, done
+    assert not box.state.exists()
+
+
+def _connecting(pid: int) -> bool:
+    """Whether the process has an open socket."""
+    try:
+        return any("socket:" in str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+# ---- with a service --------------------------------------------------------------------------------------
+
+
+def test_a_rollout_with_a_service_shows_before_and_after_and_its_rollback_restores_the_chain(
+    serving: Box,
+) -> None:
+    before = serving.snapshot()
+    done = serving.plain("rollout", "box", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert serving.algorithm() == "DDTREE"
+    for name in ("verify steps per token", "accept length", "output tokens/s", "TTFT, ms", "TPOT, ms"):
+        row = next(line for line in done.stdout.splitlines() if line.strip().startswith(name))
+        assert "-" not in row.split()[-2:], row
+    back = serving.run("rollback", "--yes")
+    assert back.code == 0, back
+    assert serving.algorithm() == "DFLASH" and differs(serving, before) == []
+
+
+@pytest.mark.parametrize(
+    ("mood", "step"),
+    [({"exit_at_once": 3}, "start"), ({"wrong_tokens": 2}, "tokens"), ({"accept": 1.2}, "benchmark")],
+)
+def test_a_service_that_does_not_pass_is_rolled_back(serving: Box, mood: dict[str, Any], step: str) -> None:
+    before = serving.snapshot()
+    serving.moods(when={"DDTREE": mood})
+    done = serving.run("rollout", "box", "--yes")
+    assert done.code == 1 and done.outcome["step"] == step, done
+    assert done.outcome["state"] == "as before" and "rolled back" in done.outcome["reason"]
+    assert serving.algorithm() == "DFLASH" and differs(serving, before) == []
+    plain = serving.plain("rollback", "--yes")
+    assert plain.returncode == 0 and "already back" in plain.stdout
+
+
+def test_the_api_key_is_in_no_record_and_no_journal(serving: Box) -> None:
+    key = "sk-very-secret-0815"
+    file = serving.work / "hosts.yaml"
+    data = yaml.safe_load(file.read_text())
+    data["hosts"]["box"]["service"]["api_key"] = {"env": "BOX_KEY"}
+    file.write_text(yaml.safe_dump(data))
+    done = serving.start("rollout", "box", "--yes", BOX_KEY=key).finish(300)
+    assert done.code == 0, done
+    assert key not in json.dumps(done.events) + done.stderr
+    kept = [p for p in serving.work.rglob("*") if p.is_file() and key.encode() in p.read_bytes()]
+    assert kept == []
+    assert layout.RUNNER in {p.name for p in serving.state.rglob("*")}
+    assert [p for p in serving.state.rglob("*") if p.is_file() and key.encode() in p.read_bytes()] == []
