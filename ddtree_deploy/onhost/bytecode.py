@@ -62,10 +62,13 @@ def stale(paths: list[str], disk: Disk = DISK) -> list[str]:
             old = legacy(path)
             found += [old] if disk.lstat(old) is not None else []
             continue
-        source = disk.read(path)
+        real = disk.realpath(path)  # Python follows a link to the source, too
+        if disk.lstat(real) is None:
+            continue
+        source = disk.read(real)
         for compiled in of(path, disk):
             data = disk.read(compiled)
-            if data[:4] == importlib.util.MAGIC_NUMBER and not _fits(path, source, compiled, data, disk):
+            if data[:4] == importlib.util.MAGIC_NUMBER and not _fits(real, source, compiled, data, disk):
                 found.append(compiled)
     return found
 

@@ -55,16 +55,22 @@ class Disk:
         """Write a *new* file and fsync it. An existing path is an error, never written into."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if attributes is None:
-                os.fchmod(fd, mode)
-            else:
-                self._apply(fd, attributes)
-            os.fsync(fd)
+            self._fill(fd, data, attributes, mode)
+        except BaseException:
+            os.unlink(path)  # half a file helps nobody, least of all a disk that is full
+            raise
         finally:
             os.close(fd)
+
+    def _fill(self, fd: int, data: bytes, attributes: Attributes | None, mode: int) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        if attributes is None:
+            os.fchmod(fd, mode)
+        else:
+            self._apply(fd, attributes)
+        os.fsync(fd)
 
     def _apply(self, fd: int, attributes: Attributes) -> None:
         info = os.fstat(fd)

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .layout import sync_folder
+
 
 class Journal:
     """One writer (the runner, or a recovery of the same run); any number of readers by offset.
@@ -27,6 +29,8 @@ class Journal:
         if path.stat().st_size != whole:  # the torn last line of a crash: nobody acted on it
             os.ftruncate(self._fd, whole)
             os.fsync(self._fd)
+        if not events:
+            sync_folder(path.parent)
 
     def write(self, event: str, *, sync: bool = False, **data: Any) -> dict[str, Any]:
         """Append one event; with `sync` it is on disk when this returns."""

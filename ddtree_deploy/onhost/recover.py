@@ -99,7 +99,7 @@ def _outcome(ctx: Context, events: list[dict[str, object]]) -> runner.Outcome:
             return runner.Outcome(str(event["verdict"]), str(event["step"]), str(event["reason"]))
     started = [str(e["step"]) for e in events if e["e"] == "start"]
     step = started[-1] if started else ""
-    return runner.Outcome("interrupted", step, f"the runner died at step {step}")
+    return runner.Outcome("died", step, f"the runner died at step {step}")
 
 
 def recover_site(site_dir: Path) -> int:

@@ -23,6 +23,7 @@ from .protocol import (
     STATE_INSTALLED,
     STATE_NEW,
     STATE_UNTOUCHED,
+    VERDICTS,
     Plan,
     ProtocolError,
     StepSpec,
@@ -33,14 +34,14 @@ from .signals import Interruption
 from .staging import remove_stage
 from .undo import intents_by_step, one_line, undo_all
 
-EXIT = {"pass": 0, "fail": 1, "inconclusive": 7, "interrupted": 130}
+EXIT = {"pass": 0, "fail": 1, "died": 1, "inconclusive": 7, "interrupted": 130}
 
 
 @dataclass
 class Outcome:
     """How the steps went, before any undo."""
 
-    verdict: str = "pass"  # pass | fail | inconclusive | interrupted
+    verdict: str = "pass"  # pass | fail | inconclusive | interrupted | died
     step: str = ""
     reason: str = ""
     exit_code: int = 0
@@ -234,7 +235,7 @@ def _end(  # noqa: PLR0917
         "end",
         sync=True,
         run=ctx.plan.run,
-        verdict=verdict,
+        verdict=verdict if verdict in VERDICTS else "fail",
         exit=code,
         state=state,
         step=step,
