@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ddtree_deploy.commands import sandbox
 from ddtree_deploy.errors import DeployError, Interrupted
 from ddtree_deploy.text import safe
 
@@ -24,15 +25,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-sandbox_app = typer.Typer(help="A host on this machine, to try everything on.", no_args_is_help=True)
-app.add_typer(sandbox_app, name="sandbox")
 
 Target = Annotated[str, typer.Argument(help="A host or a group of hosts.yaml.", show_default=False)]
 AnyTarget = Annotated[str | None, typer.Argument(help="A host or a group of hosts.yaml.", show_default=False)]
-Hosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="[default: hosts.yaml]")]
-PayloadDir = Annotated[Path | None, typer.Option("--payload", metavar="DIR", help="[default: payload]")]
+Hosts = Annotated[
+    Path | None, typer.Option("--hosts", metavar="FILE", help="The hosts (default: hosts.yaml).")
+]
+PayloadDir = Annotated[
+    Path | None, typer.Option("--payload", metavar="DIR", help="The payload (default: payload).")
+]
 PlaybookFile = Annotated[
-    Path | None, typer.Option("--playbook", metavar="FILE", help="[default: playbooks/ACTION.yaml]")
+    Path | None,
+    typer.Option("--playbook", metavar="FILE", help="The steps (default: playbooks/ACTION.yaml)."),
 ]
 AcceptDrift = Annotated[
     bool,
@@ -178,6 +182,9 @@ def trust(
     from ddtree_deploy.commands import mend
 
     raise typer.Exit(mend.trust(target, hosts=hosts, fingerprint=fingerprint))
+
+
+sandbox.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
