@@ -57,7 +57,7 @@ class Box:
         self.write_hosts()
 
     def write_hosts(self, **more: Any) -> None:
-        """Write hosts.yaml; `more` are further hosts (name -> fields); all are the group `all`, ours first."""
+        """Write hosts.yaml; `more` are further hosts (name -> fields); all are in the group `all`."""
         entry: dict[str, Any] = {
             "address": self.server.address,
             "port": self.server.port,
