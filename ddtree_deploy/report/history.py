@@ -1,0 +1,61 @@
+"""The runs that were recorded here, one row each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.report import bundle
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. `verdict` is `unknown` where contact was lost, `unreadable` where the record is damaged."""
+
+    run: str
+    created: str
+    host: str
+    action: str
+    payload: str
+    verdict: str
+    exit: int | None
+    step: str  # where it ended, if not by a pass
+    state: str
+    who: str
+    seconds: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def rows(runs: Path, host: str = "") -> list[Row]:
+    """All runs, oldest first (a run's id begins with its time). host: only this host's."""
+    if not runs.is_dir():
+        return []
+    found = [_row(folder) for folder in sorted(runs.iterdir()) if folder.is_dir()]
+    return [row for row in found if not host or row.host == host]
+
+
+def _row(folder: Path) -> Row:
+    try:
+        b = bundle.load(folder)
+    except InputError as error:
+        return Row(folder.name, "", "", "", "", "unreadable", None, "", error.message, "", None)
+    payload = b["payload"]
+    name = " ".join(part for part in (payload["name"], payload["version"]) if part)
+    return Row(
+        run=b["run"],
+        created=b["created"],
+        host=b["host"],
+        action=b["action"],
+        payload=name + (f" ({payload['variant']})" if payload["variant"] else ""),
+        verdict=b["verdict"],
+        exit=b["exit"],
+        step=b["step"],
+        state=b["state"],
+        who=b["who"],
+        seconds=b["seconds"],
+    )

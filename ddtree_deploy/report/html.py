@@ -1,0 +1,139 @@
+"""One self-contained HTML file of a run: no script, no request, readable offline and on a phone."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ddtree_deploy.outcome import meaning
+from ddtree_deploy.report import charts
+from ddtree_deploy.report.measurements import flat
+from ddtree_deploy.text import size, span
+
+# Verdicts are told by word and sign; the colour only helps.
+SIGNS = {
+    "pass": "\N{CHECK MARK}",
+    "fail": "\N{MULTIPLICATION X}",
+    "inconclusive": "?",
+    "skipped": "\N{EN DASH}",
+    "not run": "\N{MIDDLE DOT}",
+    "unfinished": "\N{HORIZONTAL ELLIPSIS}",
+    "interrupted": "\N{MULTIPLICATION X}",
+    "error": "\N{MULTIPLICATION X}",
+    "unknown": "?",
+}
+_NOTHING = 0.005  # a change below this has no colour
+_ROWS = (
+    ("tokens/s", "output_tokens_per_s", 1, True),
+    ("TTFT, ms", "ttft_ms", 1, False),
+    ("TPOT, ms", "tpot_ms", 2, False),
+    ("verify steps per token", "steps_per_token", 3, False),
+    ("accept length", "accept_length", 3, True),
+)
+
+
+def render(bundle: dict[str, Any]) -> str:
+    """The page of a bundle. Deterministic: the same bundle gives the same bytes."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ddtree_deploy.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(span=span, size=size, clock=clock, short=short)
+    measured = bundle["measurements"]
+    return environment.get_template("report.html.j2").render(
+        b=bundle,
+        meaning="" if bundle["exit"] is None else meaning(bundle["exit"]),
+        signs=SIGNS,
+        bars=bars(bundle["steps"]),
+        figures=figures(measured),
+        plots=plots(measured),
+        details={s["name"]: flat(s["figures"]) for s in bundle["steps"]},
+        embedded=embedded(bundle),
+        version=metadata.version("ddtree-deploy"),
+    )
+
+
+def plots(measured: dict[str, Any]) -> dict[str, Markup]:
+    """The drawings by name; empty where there is nothing to draw."""
+    before, after = measured["before"] or {}, measured["after"] or {}
+
+    def speeds(name: str, side: dict[str, Any]) -> list[float]:
+        judged = ((measured["speed"] or {}).get("rounds") or {}).get(name)
+        if judged:  # warm-up and void rounds are not drawn
+            return [v for v, used in zip(judged["throughput"], judged["used"], strict=True) if used]
+        return [r["tokens_per_s"] for r in side.get("rounds") or [] if r["tokens_per_s"] is not None]
+
+    drawn = {
+        "rounds": charts.rounds(speeds("before", before), speeds("after", after)),
+        "interval": charts.interval(measured["speed"] or {}),
+        "histogram": charts.histogram(before.get("accept_lengths", []), after.get("accept_lengths", [])),
+    }
+    return {name: Markup(svg) for name, svg in drawn.items()}
+
+
+def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
+    """Rows {name, before, after, change, better} of what was measured on either side."""
+    before, after = measured["before"] or {}, measured["after"] or {}
+    rows = []
+    for name, key, digits, more_is_better in _ROWS:
+        old, new = (s.get(key, (s.get("figures") or {}).get(key)) for s in (before, after))
+        if old is None and new is None:
+            continue
+        change = new / old - 1 if old and new is not None else None
+        better = ""
+        if change is not None and abs(change) >= _NOTHING:
+            better = "better" if (change > 0) == more_is_better else "worse"
+        rows.append(
+            {
+                "name": name,
+                "before": "-" if old is None else f"{old:.{digits}f}",
+                "after": "-" if new is None else f"{new:.{digits}f}",
+                "change": "" if change is None else f"{change:+.1%}",
+                "better": better,
+            }
+        )
+    return rows
+
+
+def bars(steps: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Where each step lies on the run's time line: {name: {left, width}} in percent; steps that ran only."""
+    ran = [s for s in steps if s["started"] is not None]
+    if not ran:
+        return {}
+    begin = min(s["started"] for s in ran)
+    whole = max(max(s["started"] + (s["seconds"] or 0) for s in ran) - begin, 1e-9)
+    found = {}
+    for step in ran:
+        left = 100 * (step["started"] - begin) / whole
+        width = max(100 * (step["seconds"] or 0) / whole, 0.6)  # so that a short step can be seen
+        found[step["name"]] = {
+            "left": round(min(left, 99.4), 2),
+            "width": round(min(width, 100 - min(left, 99.4)), 2),
+        }
+    return found
+
+
+def embedded(bundle: dict[str, Any]) -> Markup:
+    """The bundle for a script element: the page is its own evidence, and can be read back a year later."""
+    text = json.dumps(bundle, separators=(",", ":"), ensure_ascii=True)
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def clock(seconds: float | None) -> str:
+    """The host's clock, as UTC."""
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def short(digest: str) -> str:
+    """The first twelve digits of a digest."""
+    return digest[:12] or "-"
