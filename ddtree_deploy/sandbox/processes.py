@@ -76,6 +76,22 @@ def descendants(pid: int) -> list[Process]:
     return below
 
 
+def session(pid: int) -> int:
+    """The session id of a process; 0 when it is gone."""
+    fields = _stat(pid)
+    return int(fields[3]) if fields else 0
+
+
+def ancestry(pid: int) -> set[int]:
+    """``pid`` and the ids of all processes above it."""
+    above: set[int] = set()
+    while pid > 0 and pid not in above:
+        above.add(pid)
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+    return above
+
+
 def end(processes: Iterable[Process], *, grace: float = 10.0) -> list[Process]:
     """Ask the processes to end (SIGTERM), then insist (SIGKILL).
 
@@ -153,7 +169,7 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of ``/proc/PID/stat`` after the name: state is 0, parent is 1, start time is 19."""
+    """Fields of ``/proc/PID/stat`` after the name: state is 0, parent 1, session 3, start time 19."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:

@@ -25,6 +25,7 @@ from ddtree_deploy.sandbox.processes import Process
 
 Flavour = Literal["auto", "openssh", "asyncssh"]
 START_TIMEOUT = 60.0
+STATE = "server.json"
 
 
 class SshServer:
@@ -65,7 +66,7 @@ class SshServer:
         self.user = getpass.getuser()
         self.log = self.folder / "sshd.log"
         self._environment = {"HOME": str(self.home), **(environment or {})}
-        self._state = self.folder / "server.json"
+        self._state = self.folder / STATE
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,9 +77,7 @@ class SshServer:
     @property
     def process(self) -> Process | None:
         """The listening process, whoever started it, or None when it does not run."""
-        state = self._read_state()
-        process = Process(state["pid"], state["started"]) if state else None
-        return process if process and process.alive else None
+        return _listening(read_state(self.folder))
 
     @property
     def pid(self) -> int | None:
@@ -102,8 +101,8 @@ class SshServer:
         line = keys.known_hosts_line(self.address, self.port, self.keys.host_public_key())
         self.known_hosts.write_text(line)
         command, digest = self._configure()
-        state = self._read_state()
-        if state and self.process and state["digest"] == digest:
+        state = read_state(self.folder)
+        if _listening(state) and state["digest"] == digest:
             return False
         self.stop()
         check_free(self.address, self.port, what="SSH")
@@ -219,13 +218,6 @@ class SshServer:
             return "no log"
         return " | ".join([line.strip() for line in lines if line.strip()][-3:]) or "the log is empty"
 
-    def _read_state(self) -> dict[str, Any]:
-        try:
-            state: dict[str, Any] = json.loads(self._state.read_text())
-        except (OSError, ValueError):
-            return {}
-        return state
-
     def _reap(self) -> None:
         if self._child is not None:
             try:
@@ -233,6 +225,26 @@ class SshServer:
             except subprocess.TimeoutExpired:
                 return
             self._child = None
+
+
+def running(folder: Path) -> str:
+    """The flavour of the server of this folder that runs now; empty when none does."""
+    state = read_state(folder)
+    return str(state["flavour"]) if _listening(state) else ""
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What the last start wrote down, or nothing."""
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return state
+
+
+def _listening(state: dict[str, Any]) -> Process | None:
+    process = Process(state["pid"], state["started"]) if state else None
+    return process if process and process.alive else None
 
 
 def choose(flavour: Flavour) -> Literal["openssh", "asyncssh"]:

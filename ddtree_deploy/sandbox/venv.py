@@ -104,11 +104,14 @@ def ensure(
     Raises:
         SandboxError: no fitting Python, no space, pip failed, or the download was declined.
     """
+    if python is None and state(venv) == "ready" and _works(venv):
+        say("venv: kept, as pinned")
+        return False
     interpreter = find_python(python)
     target = wanted(_version(interpreter), REQUIREMENTS.read_text(), standins_install.digest())
     have = Stamp.read(venv)
     if have == target and _works(venv):
-        say(f"venv: kept, Python {target.python}, as pinned")
+        say("venv: kept, as pinned")
         return False
     if have and (have.requirements, have.python) == (target.requirements, target.python) and _works(venv):
         say("venv: kept; the stand-ins have changed and are installed anew")
@@ -117,6 +120,15 @@ def ensure(
     standins_install.install(site_packages(venv))
     target.write(venv)
     return True
+
+
+def state(venv: Path) -> str:
+    """``ready``, ``outdated`` (made by another recipe, or not finished) or ``absent``; changes nothing."""
+    have = Stamp.read(venv)
+    if have is None:
+        return "outdated" if venv.exists() else "absent"
+    current = wanted(have.python, REQUIREMENTS.read_text(), standins_install.digest())
+    return "ready" if have == current and python_of(venv).exists() else "outdated"
 
 
 def find_python(wanted_python: str | None = None) -> str:
