@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
-
-# Bidirectional overrides and other format characters can make a line read as what it is not.
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-
 
 def safe(text: object, limit: int = 2000) -> str:
     """One line without control characters: they are shown as escapes (`\\x1b`), tabs as blanks.
 
-    A terminal must never obey what a host prints; CI logs and `--json` readers must get one line.
+    A terminal must never obey what a host prints, and a line must not read as what it is not (bidirectional
+    overrides, zero-width characters); a log must get one line.
     """
     out = []
     for char in str(text)[: limit + 1]:
         if char == "\t":
             out.append(" ")
-        elif unicodedata.category(char) in _HIDDEN:
+        elif not char.isprintable():
             code = ord(char)
             out.append(
                 f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
