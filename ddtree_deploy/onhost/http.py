@@ -1,4 +1,4 @@
-"""A tiny client of SGLang's native HTTP API. Every call has one deadline for all of it: no wait is unbounded."""
+"""A tiny client of SGLang's native HTTP API. Every call has one deadline for the whole of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HttpError(Exception):
 class Generation:
     """One answer of `/generate`. `verify_steps` is None where the server runs without speculation.
 
-    Source: `output_ids` and `meta_info.{completion_tokens, spec_verify_ct, finish_reason}` of SGLang >= 0.4.7.
+    Source: SGLang's `output_ids` and its `meta_info`: completion_tokens, spec_verify_ct, finish_reason.
     """
 
     tokens: tuple[int, ...]
@@ -169,7 +169,7 @@ def flush_cache(endpoint: Endpoint, *, seconds: float = 30.0, tries: int = 10) -
 
 
 def running_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
-    """Requests running or queued, by whatever this version serves; None where it serves nothing of the kind."""
+    """Requests running or queued, by whatever this version serves; None where it does not say."""
     for path in ("/v1/loads", "/get_load"):
         try:
             answer = endpoint.json("GET", path, seconds=seconds)

@@ -108,7 +108,7 @@ def sample(ctx: Context, endpoint: Endpoint, texts: list[str], max_new_tokens: i
 
 @dataclass(frozen=True)
 class Bench:
-    """How to run the client. `num_prompts` requests a round, `concurrency` at a time, `output_len` tokens each."""
+    """How to run the client: `num_prompts` requests a round, `concurrency` at a time, `output_len` tokens."""
 
     num_prompts: int = 32
     concurrency: int = 4
@@ -127,7 +127,7 @@ def client(
 ) -> dict[str, Any]:
     """All rounds in one process of the venv's Python (importing the client takes longer than a round).
 
-    Returns {"bench", "rounds": [the client's own result with details], "client", "figures"}. Raises StepFailed.
+    Returns {"bench", "rounds": [the client's own results, without texts], "figures"}. Raises StepFailed.
     """
     folder = staging.root(ctx) / "bench" / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -183,9 +183,9 @@ class _Follow:
         match = _REQUESTS_DONE.search(line)
         if begun or match:
             done = int(match[1]) if match else 0
-            text = f"benchmark round {self.round} of {self.bench.rounds}: {done} of {self.bench.num_prompts} requests"
-            total = self.bench.rounds * self.bench.num_prompts
-            self.ctx.progress(text, done=(self.round - 1) * self.bench.num_prompts + done, total=total)
+            rounds, each = self.bench.rounds, self.bench.num_prompts
+            text = f"benchmark round {self.round} of {rounds}: {done} of {each} requests"
+            self.ctx.progress(text, done=(self.round - 1) * each + done, total=rounds * each)
 
 
 def _last_line(text: str) -> str:
@@ -194,8 +194,9 @@ def _last_line(text: str) -> str:
 
 
 _KEEP = (
-    "completed", "duration", "output_throughput", "request_throughput", "total_output_tokens", "median_ttft_ms",
-    "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "median_itl_ms", "median_e2e_latency_ms", "output_lens", "errors",
+    "completed", "duration", "output_throughput", "request_throughput", "total_output_tokens",
+    "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "median_itl_ms",
+    "median_e2e_latency_ms", "output_lens", "errors",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the serving steps share: the control of the plan's service, calls that an interrupt ends, earlier results."""
+"""What the serving steps share: the control of the service, calls that an interrupt ends, earlier results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def result_of(ctx: Context, kind: str) -> dict[str, Any]:
 
 
 def require_serving(ctx: Context, control: ServiceControl) -> None:
-    """Skip a gate on a service that is down by design; fail on one that is down though this run started it."""
+    """Skip a gate on a service that is down by design; fail where this run had started it."""
     if control.active():
         return
     if result_of(ctx, "start"):

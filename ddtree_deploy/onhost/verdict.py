@@ -116,7 +116,7 @@ def _short(text: str) -> str:
 def steps_per_token(
     verify_steps: Sequence[int | None], completion: Sequence[int], speculative: bool
 ) -> float | None:
-    """Verify steps per generated token over a prompt set; 1.0 without speculation, None when it cannot be known."""
+    """Verify steps per generated token over a prompt set; 1.0 without speculation, None when unknown."""
     if not speculative:
         return 1.0
     total = sum(completion)

@@ -3,12 +3,12 @@
 
     python fake_sglang.py --port 31300 --speculative-algorithm DFLASH --fake '{"load_s": 2}'
 
-Tokens are a hash of the prompt, so two servers agree unless told not to. Moods come from `--fake JSON` and from
-the file `--fake-control FILE` (JSON, read again at every use). A key `when` holds moods by speculative algorithm
-(`{"when": {"DDTREE": {"hung": true}}}`), so that a rollout can turn a good server bad.
+Tokens are a hash of the prompt, so two servers agree unless told not to. Moods come from `--fake JSON` and
+from the file `--fake-control FILE` (JSON, read again at every use). A key `when` holds moods by speculative
+algorithm (`{"when": {"DDTREE": {"hung": true}}}`), so that a rollout can turn a good server bad.
 
 Moods:
-  load_s, load_lines        seconds until it listens, progress lines meanwhile (carriage returns, as tqdm writes)
+  load_s, load_lines        seconds until it listens, progress lines meanwhile (carriage returns, as of tqdm)
   stall                     never listens, and writes nothing more
   exit_at_once              exit with this status before listening
   crash_after_s             exit with status 1 this long after it listens
@@ -16,6 +16,7 @@ Moods:
   hung                      /health is 200, /generate never answers
   hang_after_requests       the same from this request on
   zombie                    a child in its own session keeps the port after the server is gone
+  orphan                    a child in the server's session outlives it, renamed: no environment, no port
   ignore_term               SIGTERM is ignored
   wrong_tokens              every token is another one from this position on
   fewer_tokens              this many tokens less than asked
@@ -257,6 +258,14 @@ def zombie(server: Server) -> None:
     os.execv(sys.executable, [sys.executable, "-c", code, "sglang::scheduler-of-fake"])
 
 
+def orphan() -> None:
+    """A scheduler that SIGTERM does not end. setproctitle overwrites what /proc shows of the environment."""
+    if os.fork():
+        return
+    code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", code, "sglang::scheduler-of-fake"], {})
+
+
 def main() -> None:
     args = parse(sys.argv[1:])
     fake = Fake(args)
@@ -280,6 +289,8 @@ def main() -> None:
     server = Server((args.host, args.port), Handler)
     if fake.mood("zombie"):
         zombie(server)
+    if fake.mood("orphan"):
+        orphan()
 
     def stop(*_: Any) -> None:
         if fake.mood("ignore_term"):

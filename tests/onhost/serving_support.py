@@ -33,10 +33,9 @@ def free_port() -> int:
     start = os.getpid() % len(PORTS)
     for i in range(len(PORTS)):
         port = PORTS[(start + i) % len(PORTS)]
-        with socket.socket() as s:
-            with contextlib.suppress(OSError):
-                s.bind(("127.0.0.1", port))
-                return port
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
     raise AssertionError("no free port in the range")
 
 

@@ -40,7 +40,9 @@ def failed(ctx: Context, name: str) -> StepFailed:
 def prompts(ctx: Context, count: int = 8) -> None:
     folder = ctx.stage_dir / "payload" / "attachments"
     folder.mkdir(parents=True)
-    rows = [{"conversations": [{"content": f"prompt number {i}"}, {"content": "an answer"}]} for i in range(count)]
+    rows = [
+        {"conversations": [{"content": f"prompt number {i}"}, {"content": "an answer"}]} for i in range(count)
+    ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
@@ -193,7 +195,10 @@ def test_a_divergence_is_named(lab: Lab) -> None:
     ctx = with_baseline(lab, "tokens")
     reason = failed(ctx, "tokens").reason
     first = ctx.results["baseline"]["sample"]["outputs"][0][5]
-    assert f"4 of 4 prompts differ from the old service; first: prompt 0, position 5: token {first} before" in reason
+    assert (
+        f"4 of 4 prompts differ from the old service; first: prompt 0, position 5: token {first} before"
+        in reason
+    )
 
 
 def test_without_a_baseline_tokens_are_skipped_with_the_reason(lab: Lab) -> None:

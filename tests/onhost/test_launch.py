@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from ddtree_deploy.onhost.protocol import Launch
 from ddtree_deploy.onhost.service import launch, unitfile
 
-SERVER = ["/v/bin/python3", "-m", "sglang.launch_server", "--model-path", "/m", "--tp", "8", "--trust-remote-code"]
+SERVER = [
+    "/v/bin/python3",
+    "-m",
+    "sglang.launch_server",
+    "--model-path",
+    "/m",
+    "--tp",
+    "8",
+    "--trust-remote-code",
+]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,16 @@ def test_an_edit_made_twice_is_the_edit_made_once(argv: list[str], edits: dict[s
 
 
 def test_secrets_are_masked_and_lookalikes_are_not() -> None:
-    argv = [*SERVER, "--api-key", "s3cret-a", "--admin-api-key=s3cret-b", "--max-total-tokens", "4096", "--tokenizer-path", "/t"]
+    argv = [
+        *SERVER,
+        "--api-key",
+        "s3cret-a",
+        "--admin-api-key=s3cret-b",
+        "--max-total-tokens",
+        "4096",
+        "--tokenizer-path",
+        "/t",
+    ]
     text = " ".join(launch.mask_argv(argv, ["/m"]))
     assert "s3cret" not in text
     assert "--max-total-tokens 4096" in text and "--tokenizer-path /t" in text
@@ -125,7 +143,12 @@ def test_what_was_not_edited_keeps_its_specifiers_and_variables() -> None:
     assert unitfile.environment([UNIT, text])["E"] == "9%"
 
 
-@given(st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=12), min_size=1))
+@given(
+    st.lists(
+        st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=12),
+        min_size=1,
+    )
+)
 def test_every_word_survives_the_unit_file(words: list[str]) -> None:
     literals = ["/bin/x", *words]
     text = unitfile.drop_in("", [unitfile.to_unit(w) for w in literals], {}, "r")

@@ -16,7 +16,7 @@ from ddtree_deploy.onhost.service import container
         ("/system.slice/docker-" + "b2" * 32 + ".scope", "docker b2b2b2b2b2b2"),
         ("/machine.slice/libpod-" + "c3" * 32 + ".scope", "podman c3c3c3c3c3c3"),
         ("/kubepods/besteffort/pod12/" + "d4" * 32, "kubernetes d4d4d4d4d4d4"),
-        ("/kubepods.slice/kubepods-burstable.slice/x.slice/cri-containerd-" + "e5" * 32 + ".scope", "containerd e5e5e5e5e5e5"),
+        ("/kubepods.slice/x.slice/cri-containerd-" + "e5" * 32 + ".scope", "containerd e5e5e5e5e5e5"),
         ("/lxc.payload.box1/init.scope", "lxc box1"),
         ("/machine.slice/machine-deb.scope", "systemd-nspawn deb"),
         ("/system.slice/sglang.service", ""),

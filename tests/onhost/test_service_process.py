@@ -151,6 +151,22 @@ def test_case_18_a_leftover_that_holds_the_port_is_named_and_not_raced(lab: Lab)
         do(later, "start")
 
 
+def test_case_18_a_renamed_scheduler_that_outlived_its_server_is_found(lab: Lab) -> None:
+    lab.mood(orphan=True)
+    ctx = lab.context(lab.service(launch=launch(lab), stop_limit_s=4.0), "stop", "start")
+    of(ctx).apply_launch(ctx)
+    do(ctx, "start")
+    os.kill(of(ctx).describe().pid, signal.SIGKILL)
+    until(lambda: not of(ctx).active(), "the server is gone")
+    until(lambda: not port_open(lab.port), "its port is free")
+    of(ctx).record(ctx.backup_dir)
+    with pytest.raises(StepFailed, match=r"the service is not running.*sglang::scheduler-of-fake"):
+        do(ctx, "stop")
+    (left,) = of(ctx).footprint().living()
+    stopping.stop(ctx, of(ctx), limit_s=1.0, kill=True)
+    assert proc.read(left) is None or proc.read(left).state == "Z"  # type: ignore[union-attr]
+
+
 def test_a_leftover_is_ended_by_pid_when_allowed(lab: Lab) -> None:
     lab.mood(zombie=True, ignore_term=True)
     lab.start_by_hand()
@@ -262,7 +278,11 @@ def test_the_session_of_a_users_shell_is_not_the_services(lab: Lab) -> None:
     import subprocess
 
     shell = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess,time; subprocess.Popen({lab.command()!r}); time.sleep(600)"],
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess,time; subprocess.Popen({lab.command()!r}); time.sleep(600)",
+        ],
         start_new_session=True,
     )
     lab.started.append(shell.pid)

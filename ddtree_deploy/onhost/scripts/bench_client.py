@@ -1,10 +1,10 @@
-"""Runs SGLang's own benchmark client for several rounds in one process. For the host venv's Python; not imported.
+"""Runs SGLang's own benchmark client for several rounds in one process, by the host venv's Python.
 
     python bench_client.py REQUEST.json
 
-REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len", "rounds"}. Each round appends one JSON
-line to `output`: what the client returns, with details. SGLang's parser makes the arguments, so that options
-unknown here have their defaults.
+REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len", "rounds"}. Each round
+appends one JSON line to `output`: what the client returns, with details. SGLang's own parser makes the
+arguments, so that options unknown here have their defaults.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parse(module: Any, argv: list[str]) -> argparse.Namespace:
         raise _Parsed(original(self, *args, **kwargs))
 
     sys.argv = [module.__name__, *argv]
-    argparse.ArgumentParser.parse_args = capture  # type: ignore[assignment]
+    argparse.ArgumentParser.parse_args = capture  # type: ignore[method-assign]
     try:
         if hasattr(module, "cli_main"):
             module.cli_main()

@@ -104,7 +104,7 @@ class ServiceControl(ABC):
 
     @abstractmethod
     def alive(self) -> tuple[bool, str]:
-        """Whether the service started by `start` still runs, and if not, how it ended (a crash loop is an end)."""
+        """Whether what `start` started still runs, and if not, how it ended (a crash loop is an end)."""
 
     @abstractmethod
     def running_argv(self) -> list[str]:
@@ -173,7 +173,7 @@ class ServiceControl(ABC):
         return bool(made.tokens)
 
     def known_secrets(self) -> set[str]:
-        """Every value that must not be shown. Gathered over the life of this object: old launches have some, too."""
+        """Every value that must not be shown; also those of launches that this object has seen before."""
         if time.monotonic() >= self._gather_at:
             self._gather_at = time.monotonic() + _GATHER_EVERY_S
             self._hidden |= {value for value in self.secrets.values() if value}

@@ -48,7 +48,7 @@ def _own_cgroups() -> list[str]:
 
 
 def _world(pid: str) -> tuple[str, int, int] | None:
-    """PID namespace and root folder. The mount namespace says nothing: PrivateTmp= of a unit changes it, too."""
+    """PID namespace and root folder. The mount namespace says nothing: PrivateTmp= changes it, too."""
     try:
         namespace = str((proc.PROC / pid / "ns" / "pid").readlink())
         root = (proc.PROC / pid / "root").stat()

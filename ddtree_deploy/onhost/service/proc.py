@@ -50,7 +50,7 @@ def alive(pid: int, start: int) -> bool:
 
 def pids() -> list[int]:
     """All process numbers now in use."""
-    return [int(name) for name in os.listdir(PROC) if name.isdigit()]  # noqa: PTH208 (Path objects are slow)
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]
 
 
 def table() -> dict[int, Proc]:
@@ -158,7 +158,7 @@ def _sockets(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         for fd in os.scandir(PROC / str(pid) / "fd"):
             with contextlib.suppress(OSError):
-                target = os.readlink(fd.path)  # noqa: PTH115 (a Path per descriptor is slow)
+                target = os.readlink(fd.path)
                 if target.startswith("socket:["):
                     found.add(target[8:-1])
     return found

@@ -1,4 +1,4 @@
-"""Services that are processes of ours: `supervised` from the first start on, `adopted` from the first stop on.
+"""Services that are processes of ours: `supervised` from the first start, `adopted` from the first stop.
 
 State of a service, in STATE/services/NAME/ (0700):
 
@@ -210,9 +210,22 @@ class ProcessControl(ServiceControl):
     def _marked(self) -> set[int]:
         return proc.marked(spawn.MARK, self.mark) - {os.getpid()}
 
+    def _session(self, processes: dict[int, proc.Proc]) -> set[int]:
+        """What is left of the session that we started. SGLang renames its schedulers, and the new name
+        overwrites the environment that /proc shows: the mark alone would miss them.
+        """
+        running = self._running()
+        if not running:
+            return set()
+        leader = processes.get(running["pid"])
+        if leader is not None and leader.start != running["start"]:
+            return set()  # the number belongs to somebody else, so the session had ended
+        return {p.pid for p in processes.values() if p.sid == running["pid"] and p.start >= running["start"]}
+
     def footprint(self) -> Footprint:
         main, pids = self._main(), self._marked()
         processes = proc.table()
+        pids |= self._session(processes)
         if main is not None:
             pids |= proc.descendants(processes, main.pid)
             # Only where it leads its group or session: in a terminal these hold the user's shell, too.
@@ -324,7 +337,7 @@ class ProcessControl(ServiceControl):
 
 
 def tail(path: Path, lines: int, size: int = 65536) -> list[str]:
-    """The last lines of a log. A progress bar rewrites one line with carriage returns: its last state counts."""
+    """The last lines of a log; of a line rewritten with carriage returns (a progress bar) the last state."""
     try:
         with path.open("rb") as f:
             f.seek(0, os.SEEK_END)

@@ -84,7 +84,8 @@ class Prober:
 def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float, limit_s: float) -> str:
     """Wait until the server generates tokens for a prompt of ours. Returns how, raises StepFailed.
 
-    Ends at once when the server dies or restarts, after `stalled_after_s` without any progress, and after `limit_s`.
+    Ends at once when the server dies or restarts, after `stalled_after_s` without progress, and after
+    `limit_s`.
     """
     began = time.monotonic()
     progress = Progress(began)
@@ -107,8 +108,8 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
                     shown = line
                     ctx.progress(line, elapsed=round(now - began, 1))
             if progress.stalled(now, stalled_after_s):
-                text = f"no progress for {stalled_after_s:.0f} s (log, bytes read, GPU memory); {prober.last_error}"
-                raise StepFailed(with_log(control, text))
+                text = f"no progress for {stalled_after_s:.0f} s (log, bytes read, GPU memory)"
+                raise StepFailed(with_log(control, f"{text}; {prober.last_error}"))
             if now - began > limit_s:
                 raise StepFailed(with_log(control, f"not serving after {limit_s:.0f} s; {prober.last_error}"))
     finally:

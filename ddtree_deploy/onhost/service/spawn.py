@@ -1,7 +1,8 @@
 """Starting a process of ours that outlives us: in a transient systemd unit, else in its own session.
 
-The launch is a file (0600), read by a shim that sets everything up and execs the server in its own place. So
-no secret is on a command line, and both ways of starting give the server the same environment, user and limits.
+The launch is a file (0600), read by a shim that sets everything up and execs the server in its own place.
+So no secret is on a command line, and both ways of starting give the server the same environment, user and
+limits.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ except Exception as e:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """All that a process needs to start again as it was. `limits`: RLIMIT name -> (soft, hard), -1 = infinite.
+    """All that a process needs to start again as it was. `limits`: RLIMIT name -> [soft, hard], -1: none.
 
     `base` is the command line before our edits, so that edits are always made from the original.
     """

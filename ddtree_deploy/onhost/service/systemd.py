@@ -1,12 +1,14 @@
-"""Services that systemd runs. We change one drop-in of our own; the unit, and whether it is enabled, are left alone."""
+"""Services that systemd runs. We change one drop-in of our own, never the unit or whether it is enabled."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from .systemctl import SystemctlError
 # Drop-ins are read in the order of their file names, whatever folder they are in.
 DROP_IN = "zzzz-ddtree-deploy.conf"
 _SHOWN = [
-    "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus", "Result",
-    "FragmentPath", "DropInPaths", "EnvironmentFiles", "User", "NeedDaemonReload", "ActiveEnterTimestamp",
+    "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus",
+    "Result", "FragmentPath", "DropInPaths", "User", "NeedDaemonReload",
 ]  # fmt: skip
 
 
@@ -73,13 +75,13 @@ class SystemdControl(ServiceControl):
         prefix, _, instance = name.partition("@")
         user = shown.get("User") or "root"
         return {
-            "n": self.unit, "N": name, "p": prefix, "P": prefix, "i": instance, "I": instance.replace("-", "/"),
-            "u": user, "H": socket.gethostname(), "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log",
-            "h": _home(user),
+            "n": self.unit, "N": name, "p": prefix, "P": prefix, "i": instance,
+            "I": instance.replace("-", "/"), "u": user, "h": _home(user), "H": socket.gethostname(),
+            "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log",
         }  # fmt: skip
 
     def _words(self, shown: dict[str, str]) -> tuple[str, list[str]]:
-        """(prefix, unit words) of the command line after the edits, made from the unit without our drop-in."""
+        """(prefix, unit words) of the command line after the edits of the unit without our drop-in."""
         texts = self._texts(shown, ours=False)
         wanted = self.service.launch
         try:
@@ -128,7 +130,7 @@ class SystemdControl(ServiceControl):
             new = self._masked(self.future_argv())
         except (ServiceError, unitfile.UnitError) as e:
             problem = str(e)
-        where = container.of(pid) if pid else ""
+        where = self._container(pid)
         return ServiceFacts(
             kind="systemd",
             state=state,
@@ -142,6 +144,11 @@ class SystemdControl(ServiceControl):
             problem=self._problem(shown, where) or problem,
             digest=digest,
         )
+
+    def _container(self, pid: int) -> str:
+        """Also that of whoever holds the port: the unit of a container may run no more than its client."""
+        found = (container.of(one) for one in [pid, *sorted(proc.holders(self.endpoint.port))] if one)
+        return next((where for where in found if where), "")
 
     def _problem(self, shown: dict[str, str], where: str) -> str:
         if where:
@@ -268,7 +275,9 @@ class SystemdControl(ServiceControl):
         if _edits(self.service.launch):
             text = unitfile.drop_in(prefix, words, self.service.launch.env, ctx.plan.run)
             self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
-            base.replace(self.drop_in, text.encode(), 0o644)
+            # Not more open than the unit, which may hold a key.
+            mode = Path(shown["FragmentPath"]).stat().st_mode & 0o644
+            base.replace(self.drop_in, text.encode(), mode)
         else:
             base.remove(self.drop_in)
         self._reload()
@@ -325,8 +334,6 @@ def _edits(wanted: Any) -> bool:
 
 
 def _home(user: str) -> str:
-    import pwd
-
     try:
         return pwd.getpwnam(user).pw_dir
     except KeyError:
@@ -334,6 +341,4 @@ def _home(user: str) -> str:
 
 
 def _now() -> str:
-    import time
-
     return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " "}
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./$\-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./${}\-]+")
 _OCTAL = 3
 _SPACE = " \t\n\r"  # systemd's own idea of white space; Unicode's others are part of a word
 
@@ -42,7 +42,7 @@ def settings(text: str, section: str = "Service") -> list[tuple[str, str]]:
 
 
 def effective(texts: list[str], key: str) -> list[str]:
-    """The values of a list setting over a unit and its drop-ins: an empty assignment clears what came before."""
+    """The values of a list setting over a unit and its drop-ins; an empty assignment clears those before."""
     values: list[str] = []
     for text in texts:
         for name, value in settings(text):
@@ -126,7 +126,7 @@ def to_unit(literal: str) -> str:
 
 
 def exec_start(texts: list[str]) -> tuple[str, list[str]]:
-    """(prefix characters, unit words) of the one effective ExecStart. Raises UnitError when there is not one."""
+    """(prefix characters, unit words) of the one effective ExecStart. Raises UnitError."""
     lines = effective(texts, "ExecStart")
     if len(lines) != 1:
         raise UnitError(f"it has {len(lines)} ExecStart= lines, and this tool edits exactly one")
@@ -143,7 +143,7 @@ def exec_start(texts: list[str]) -> tuple[str, list[str]]:
 def literal(
     words: list[str], env: Mapping[str, str], specifiers: Mapping[str, str], prefix: str = ""
 ) -> list[str]:
-    """What the process gets: specifiers, then variables expanded as systemd does. The first word has no variables."""
+    """What the process gets: specifiers and then variables expanded, but no variables in the first word."""
     out: list[str] = []
     for i, word in enumerate(words):
         text = re.sub(r"%(.)", lambda m: specifiers.get(m[1], m[0]) if m[1] != "%" else "%", word)

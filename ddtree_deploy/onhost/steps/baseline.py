@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import measure, serving
 from ..context import Context, StepFailed, StepSkipped
 
@@ -27,11 +29,17 @@ def do(ctx: Context) -> str:
     steps = sample.steps_per_token()
     text = f"{len(texts)} greedy outputs of {sample.speculative or 'no speculation'}"
     text += f", {steps:.4f} verify steps per token" if steps is not None else ", verify steps unknown"
-    data = {"prompts": prompts.path.name, "max_new_tokens": length, "sample": sample.to_dict(), "bench": None}
+    data: dict[str, Any] = {
+        "prompts": prompts.path.name,
+        "max_new_tokens": length,
+        "sample": sample.to_dict(),
+        "bench": None,
+    }
     options = ctx.option("bench", {})
     if options is not None:
         bench = measure.Bench.from_options(options, prompts)
-        data["bench"] = measure.client(ctx, control, prompts, bench, "before")
-        text += f"; {measure.shown(data['bench']['figures'])}"
+        before = measure.client(ctx, control, prompts, bench, "before")
+        data["bench"] = before
+        text += f"; {measure.shown(before['figures'])}"
     ctx.result(**data)
     return text

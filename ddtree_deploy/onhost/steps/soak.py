@@ -1,4 +1,4 @@
-"""Many requests in a row: none hangs, none fails, and no process of the service dies or is replaced meanwhile.
+"""Many requests in a row: none hangs, none fails, no process of the service dies or is replaced meanwhile.
 
 After a hard restart a server may be healthy, and hang after about a hundred requests.
 """
@@ -27,9 +27,9 @@ def do(ctx: Context) -> str:
     pool = ThreadPoolExecutor(concurrency)
     try:
         todo = {
-            pool.submit(_one, control.endpoint, f"ddtree-deploy {ctx.plan.run} soak {n}: tell a story.", asked, hang_s, stop): n
+            pool.submit(_one, control.endpoint, _prompt(ctx, n), asked, hang_s, stop): n
             for n in range(1, requests + 1)
-        }  # fmt: skip
+        }
         done = _watch(ctx, control, todo, requests)
     finally:
         stop.set()
@@ -38,6 +38,10 @@ def do(ctx: Context) -> str:
     seconds = time.monotonic() - began
     ctx.result(requests=done, concurrency=concurrency, seconds=round(seconds, 1))
     return f"{done} requests, none hung, none failed, every process of the service still there"
+
+
+def _prompt(ctx: Context, number: int) -> str:
+    return f"ddtree-deploy {ctx.plan.run} soak {number}: tell a story."
 
 
 def _one(endpoint: Endpoint, prompt: str, asked: int, hang_s: float, stop: threading.Event) -> str:

@@ -1,4 +1,4 @@
-"""Stop the service, and prove that no process of it lives and its ports are free. Undo: start the old one again."""
+"""Stop the service and prove it: no process lives, its ports are free. Undo: start the old one again."""
 
 from __future__ import annotations
 

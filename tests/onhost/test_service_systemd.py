@@ -1,0 +1,296 @@
+"""systemd services with a stand-in for systemctl: what is written, asked, refused. Real ones: tests/lab."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree_deploy.onhost.context import StepFailed
+from ddtree_deploy.onhost.protocol import Launch
+from ddtree_deploy.onhost.service import unitfile
+from ddtree_deploy.onhost.service.systemd import DROP_IN, SystemdControl
+
+from .serving_support import Lab, lab_at, of
+
+UNIT = """[Unit]
+Description=SGLang
+
+[Service]
+Environment=OMP_NUM_THREADS=1
+EnvironmentFile=-{env_file}
+ExecStart={python} -m sglang.launch_server --model-path /m --api-key s3cret-key --port ${{PORT}} --fmt 5%%
+Restart=always
+"""
+
+SYSTEMCTL = """#!{python} -S
+import json, os, sys
+from pathlib import Path
+root = Path({root!r})
+args = [a for a in sys.argv[1:] if a != "--no-pager"]
+with (root / "calls").open("a") as f:
+    f.write(" ".join(args) + "\\n")
+state = json.loads((root / "state.json").read_text())
+if args[0] == "show":
+    d = root / "units" / (args[1] + ".d")
+    state.setdefault("FragmentPath", str(root / "units" / args[1]))
+    paths = sorted(d.glob("*.conf")) if d.is_dir() else []
+    state.setdefault("DropInPaths", " ".join(str(p) for p in paths))
+    names = args[2].split("=", 1)[1].split(",")
+    print("\\n".join(f"{{n}}={{state[n]}}" for n in names if n in state))
+elif args[0] in state.get("fails", []):
+    print("Job failed.", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+@dataclass
+class Host:
+    lab: Lab
+    root: Path
+
+    @property
+    def drop_in(self) -> Path:
+        return self.root / "units" / "sglang.service.d" / DROP_IN
+
+    def state(self, **values: Any) -> None:
+        base = {
+            "LoadState": "loaded",
+            "ActiveState": "inactive",
+            "SubState": "dead",
+            "MainPID": "0",
+            "NRestarts": "0",
+        }
+        (self.root / "state.json").write_text(json.dumps(base | values))
+
+    def calls(self) -> list[str]:
+        return [c for c in (self.root / "calls").read_text().splitlines() if not c.startswith("show")]
+
+    def control(self, **edits: Any) -> SystemdControl:
+        service = self.lab.service("systemd", unit="sglang.service", launch=Launch(**edits))
+        found = of(self.lab.context(service))
+        assert isinstance(found, SystemdControl)
+        return found
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    root = tmp_path / "sd"
+    (root / "units").mkdir(parents=True)
+    (root / "calls").touch()
+    (root / "env").write_text("PORT=31399\nFROM_FILE=1\n")
+    text = UNIT.format(env_file=root / "env", python=sys.executable)
+    (root / "units" / "sglang.service").write_text(text)
+    fake = root / "systemctl"
+    fake.write_text(SYSTEMCTL.format(python=sys.executable, root=str(root)))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    monkeypatch.setattr(SystemdControl, "units", root / "units")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with lab_at(tmp_path) as lab:
+        made = Host(lab, root)
+        made.state()
+        yield made
+
+
+EDITS = {"set": {"speculative-algorithm": "DDTREE", "note": "50% of $HOME"}, "env": {"A": "two words"}}
+
+
+def test_the_drop_in_clears_sets_and_is_read(host: Host) -> None:
+    control = host.control(**EDITS)
+    ctx = host.lab.context(control.service)
+    control.apply_launch(ctx)
+    text = host.drop_in.read_text()
+    assert "\nExecStart=\nExecStart=" in text
+    assert "--port ${PORT} --fmt 5%% --speculative-algorithm DDTREE" in text
+    assert '--note "50%% of $$HOME"' in text
+    assert 'Environment="A=two words"' in text
+    assert host.calls() == ["daemon-reload"]
+    plain = control.future_argv()
+    assert plain[-8:] == [
+        "--port",
+        "31399",
+        "--fmt",
+        "5%",
+        "--speculative-algorithm",
+        "DDTREE",
+        "--note",
+        "50% of $HOME",
+    ]
+    assert (
+        control.environment().items() >= {"A": "two words", "PORT": "31399", "OMP_NUM_THREADS": "1"}.items()
+    )
+
+
+def test_edits_start_from_the_unit_without_our_own_drop_in(host: Host) -> None:
+    first, second = host.control(set={"first": "1"}), host.control(set={"second": "2"})
+    first.apply_launch(host.lab.context(first.service))
+    second.apply_launch(host.lab.context(second.service))
+    assert "--first" not in host.drop_in.read_text() and "--second 2" in host.drop_in.read_text()
+
+
+def test_no_edits_means_no_drop_in(host: Host) -> None:
+    edited, plain = host.control(**EDITS), host.control()
+    edited.apply_launch(host.lab.context(edited.service))
+    plain.apply_launch(host.lab.context(plain.service))
+    assert not host.drop_in.exists()
+
+
+def test_what_was_not_there_is_gone_again_with_its_folder(host: Host) -> None:
+    control = host.control(**EDITS)
+    ctx = host.lab.context(control.service)
+    control.record(ctx.backup_dir)
+    control.apply_launch(ctx)
+    assert control.launch_restored(ctx.backup_dir) != ""
+    for _ in range(2):  # idempotent
+        control.restore_launch(ctx, ctx.backup_dir)
+        assert not host.drop_in.parent.exists()
+    assert host.calls()[-1] == "daemon-reload"
+    assert control.launch_restored(ctx.backup_dir) == ""
+
+
+def test_what_was_there_comes_back_byte_for_byte(host: Host) -> None:
+    host.drop_in.parent.mkdir()
+    host.drop_in.write_bytes(b"[Service]\nExecStart=\nExecStart=/bin/old \xe2\x98\x83\n")
+    before = host.drop_in.read_bytes()
+    control = host.control(**EDITS)
+    ctx = host.lab.context(control.service)
+    control.record(ctx.backup_dir)
+    control.apply_launch(ctx)
+    assert host.drop_in.read_bytes() != before
+    control.restore_launch(ctx, ctx.backup_dir)
+    assert host.drop_in.read_bytes() == before
+    assert [p.name for p in host.drop_in.parent.iterdir()] == [DROP_IN], "no temporary file is left"
+
+
+def test_the_facts_are_masked_and_complete(host: Host) -> None:
+    facts = host.control(**EDITS).describe()
+    assert (facts.kind, facts.state, facts.problem) == ("systemd", "inactive", "")
+    assert "s3cret" not in json.dumps(facts.__dict__)
+    assert facts.command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert facts.new_command[-2:] == ["--note", "50% of $HOME"]
+    assert facts.definition == str(host.root / "units" / "sglang.service")
+    other = host.control(**EDITS).describe().digest
+    assert facts.digest == other
+    (host.root / "units" / "sglang.service").write_text("[Service]\nExecStart=/bin/x\n")
+    assert host.control().describe().digest != other
+
+
+def test_the_record_holds_what_a_restore_needs(host: Host) -> None:
+    control = host.control(**EDITS)
+    ctx = host.lab.context(control.service)
+    record = control.record(ctx.backup_dir)
+    assert (record.active, record.generated) == (False, False)
+    assert record.definition == {"path": str(host.drop_in), "content": None}
+    assert (ctx.backup_dir / "service.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("exec_start", "words"),
+    [
+        ('/bin/bash -c "exec python -m sglang.launch_server"', "it runs through a shell (bash)"),
+        ("/usr/bin/docker run sglang", "it runs a container (docker)"),
+        ("@/bin/x y z", "an argv[0] of its own"),
+        ('/bin/x "y', "a quote is not closed"),
+    ],
+)
+def test_an_exec_start_that_cannot_be_edited_is_shown_and_refused(
+    host: Host, exec_start: str, words: str
+) -> None:
+    (host.root / "units" / "sglang.service").write_text(f"[Service]\nExecStart={exec_start}\n")
+    problem = host.control(**EDITS).describe().problem
+    assert words in problem
+    control = host.control(**EDITS)
+    with pytest.raises(StepFailed, match="launch: "):
+        control.apply_launch(host.lab.context(control.service))
+    assert not host.drop_in.exists()
+
+
+def test_a_whole_command_replaces_even_a_wrapper(host: Host) -> None:
+    (host.root / "units" / "sglang.service").write_text("[Service]\nExecStart=/bin/bash -c x\n")
+    control = host.control(command=["/v/bin/python3", "-m", "sglang.launch_server"])
+    assert control.describe().problem == ""
+    control.apply_launch(host.lab.context(control.service))
+    assert "ExecStart=/v/bin/python3 -m sglang.launch_server\n" in host.drop_in.read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"LoadState": "not-found"}, "there is no unit sglang.service"),
+        ({"NeedDaemonReload": "yes"}, "systemctl daemon-reload"),
+        ({"DropInPaths": "/etc/systemd/system/sglang.service.d/zzzzz.conf"}, "would win"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(host: Host, state: dict[str, str], words: str) -> None:
+    host.state(**state)
+    assert words in host.control().describe().problem
+
+
+def test_an_environment_file_that_would_win_is_said(host: Host) -> None:
+    assert "EnvironmentFile=" in host.control(env={"FROM_FILE": "2"}).describe().problem
+
+
+def test_without_root_it_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "needs root" in host.control().describe().problem
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "words"),
+    [
+        ({"ActiveState": "active", "SubState": "running"}, True, "active (running)"),
+        ({"ActiveState": "activating", "SubState": "start"}, True, "activating"),
+        (
+            {"ActiveState": "activating", "SubState": "auto-restart", "ExecMainStatus": "3"},
+            False,
+            "about to restart",
+        ),
+        ({"ActiveState": "active", "SubState": "running", "NRestarts": "2"}, False, "restarted it 2 times"),
+        (
+            {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "3"},
+            False,
+            "exit-code, exit status 3",
+        ),
+        ({"ActiveState": "inactive"}, False, "it is inactive"),
+    ],
+)
+def test_case_17_a_crash_loop_is_an_end(host: Host, state: dict[str, str], alive: bool, words: str) -> None:
+    control = host.control()
+    control.start(host.lab.context(control.service))
+    assert host.calls() == ["reset-failed sglang.service", "start --no-block sglang.service"]
+    host.state(**state)
+    runs, how = control.alive()
+    assert runs is alive and words in how
+
+
+def test_a_start_that_systemd_refuses_is_a_failure(host: Host) -> None:
+    host.state(fails=["start"])
+    control = host.control()
+    with pytest.raises(StepFailed, match=r"start --no-block sglang\.service: Job failed"):
+        control.start(host.lab.context(control.service))
+
+
+def test_the_log_of_a_unit_may_be_a_file(host: Host) -> None:
+    log = host.root / "server.log"
+    log.write_bytes(b"one\nLoading: 1%\rLoading: 99%\nkey is s3cret-key\n")
+    text = (host.root / "units" / "sglang.service").read_text() + f"StandardOutput=append:{log}\n"
+    (host.root / "units" / "sglang.service").write_text(text)
+    control = host.control()
+    assert control.log_mark() == str(log.stat().st_size)
+    assert control.log_tail(2) == ["Loading: 99%", "key is ***"]
+
+
+def test_our_drop_in_is_what_systemd_takes(host: Host) -> None:
+    control = host.control(**EDITS)
+    control.apply_launch(host.lab.context(control.service))
+    unit = (host.root / "units" / "sglang.service").read_text()
+    _, words = unitfile.exec_start([unit, host.drop_in.read_text()])
+    env = unitfile.environment_file((host.root / "env").read_text())
+    assert unitfile.literal(words, env, {}) == control.future_argv()
