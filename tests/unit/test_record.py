@@ -1,0 +1,131 @@
+"""What the controller keeps of a run, and the zipapp that it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddtree_deploy import local_step, zipapp
+from ddtree_deploy.changes import ChangeSet
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, StepSpec
+from ddtree_deploy.record import Last, Record
+
+
+def changes() -> ChangeSet:
+    return ChangeSet("ct1", "rollout", "p 1", "0.5.23", "/v/bin/python", "", "", (), "", (), (), ())
+
+
+def plan() -> Plan:
+    texts = {f.name: "x" for f in dataclasses.fields(Plan) if f.type == "str"}
+    more = {"targets": [], "steps": [StepSpec("lock", "lock", 1.0)], "secrets": {"api_key": "sk-secret"}}
+    return Plan(**{"protocol": PROTOCOL, **texts, **more})
+
+
+def test_the_plan_is_kept_without_its_secrets(tmp_path: Path) -> None:
+    record = Record(tmp_path / "hosts.yaml").run("r1")
+    record.plan(plan())
+    text = (record.folder / "plan.json").read_text()
+    assert "sk-secret" not in text and json.loads(text)["secrets"] == {"api_key": "***"}
+
+
+def test_events_are_kept_as_they_come_and_the_folder_is_ours_alone(tmp_path: Path) -> None:
+    record = Record(tmp_path / "hosts.yaml").run("r1")
+    record.event({"n": 1, "e": "run"})
+    assert (
+        record.folder / "journal.jsonl"
+    ).read_text() == '{"n":1,"e":"run"}\n'  # without waiting for the end
+    record.summary({"exit_code": 0})
+    assert json.loads((record.folder / "summary.json").read_text()) == {"exit_code": 0}
+    assert (tmp_path / ".ddtree-deploy").stat().st_mode & 0o077 == 0
+    assert (tmp_path / ".ddtree-deploy" / ".gitignore").read_text() == "*\n"
+
+
+def test_the_last_rollout_is_remembered(tmp_path: Path) -> None:
+    record = Record(tmp_path / "hosts.yaml")
+    last = Last("2026-11-29T17:45:01+00:00", "all", {"b": "r2", "a": "r1"})
+    record.set_last(last)
+    assert record.last() == last and list(record.last().runs) == ["b", "a"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"odd": 1}'])
+def test_a_damaged_record_is_bad_input(tmp_path: Path, text: str) -> None:
+    record = Record(tmp_path / "hosts.yaml")
+    record.set_last(Last("t", "x", {}))
+    (record.folder / "last.json").write_text(text)
+    with pytest.raises(InputError, match="cannot be read"):
+        record.last()
+
+
+# ---- the zipapp ------------------------------------------------------------------------------------------
+
+
+def test_equal_sources_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = zipapp.runner()
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert zipapp.runner() == first
+
+
+def test_the_zipapp_holds_only_the_host_s_package() -> None:
+    names = zipfile.ZipFile(io.BytesIO(zipapp.runner())).namelist()
+    assert "__main__.py" in names and "onhost/runner.py" in names
+    assert all(n == "__main__.py" or n.startswith("onhost/") for n in names)
+    assert not [n for n in names if "__pycache__" in n or "fault" in n]
+
+
+def test_the_zipapp_runs_isolated_without_site_packages(tmp_path: Path) -> None:
+    file = tmp_path / "runner.pyz"
+    file.write_bytes(zipapp.runner())
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(file), "odd"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and "usage" in done.stderr
+
+
+def test_the_facts_script_runs_from_stdin_and_leaves_no_file(tmp_path: Path) -> None:
+    request = FactsRequest(protocol=PROTOCOL, state_dir=str(tmp_path / "state"), refs=["site:x.py"])
+    before = sorted(p.name for p in tmp_path.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-"],
+        input=zipapp.facts_script(request),
+        capture_output=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert b"DDTREE-FACTS {" in done.stdout, done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_the_facts_script_carries_only_what_facts_import() -> None:
+    needed = zipapp._closure("onhost.facts", zipapp._modules())
+    assert "onhost.facts" in needed and "onhost" in needed and "onhost.protocol" in needed
+    assert "onhost.steps.benchmark" not in needed
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (b"x = 1\n", ""),
+        (b"def f(:\n", "m.py:1: invalid syntax"),
+        (b"x = 1\n\n  y = 2\n", "m.py:3: unexpected indent"),
+        (b"a\0b", "null bytes"),
+        (b"# -*- coding: odd -*-\n", "unknown encoding: odd"),
+    ],
+)
+def test_a_source_that_does_not_compile_is_named_with_its_line(source: bytes, problem: str) -> None:
+    found = local_step.syntax_problem("m.py", source)
+    assert (problem in found) if problem else (found == "")
