@@ -37,6 +37,12 @@ class Result:
         (found,) = [event for event in self.events if event["e"] == "outcome"]
         return found
 
+    def expect(self, code: int, step: str = "") -> Result:
+        """This, if it ended with `code` (at `step`); else an AssertionError with all that it said."""
+        if self.code != code or (step and self.outcome["step"] != step):
+            raise AssertionError(f"expected exit {code}{f' at {step}' if step else ''}: {self}")
+        return self
+
     def verdicts(self) -> dict[str, str]:
         """Step -> verdict, in order."""
         return {e["step"]: e["verdict"] for e in self.events if e["e"] == "verdict" and e.get("step")}

@@ -88,8 +88,7 @@ def deployment(host: Host, tmp_path: Path) -> Deployment:
 def test_a_rollout_changes_files_and_command_and_a_rollback_takes_both_back(deployment: Deployment) -> None:
     host = deployment.host
     old = host.unit()["MainPID"]
-    done = deployment.rollout()
-    assert done.code == 0, done
+    done = deployment.rollout().expect(0)
     assert set(done.verdicts().values()) == {"pass"}, done
     assert host.unit()["MainPID"] != old and host.generates()
     assert deployment.algorithm() == "DDTREE"
@@ -103,31 +102,27 @@ def test_a_rollout_changes_files_and_command_and_a_rollback_takes_both_back(depl
     assert host.path(DROP_IN).exists()
     deployment.assert_clean()
 
-    back = deployment.rollback()
-    assert back.code == 0, back
+    deployment.rollback().expect(0)
     assert deployment.algorithm() == "DFLASH" and host.generates()
     deployment.assert_as_before()
 
 
 def test_a_reboot_after_a_rollout_serves_the_new_release(deployment: Deployment) -> None:
-    assert deployment.rollout().code == 0
+    deployment.rollout().expect(0)
     after = deployment.look()
     deployment.host.reboot()
     wait_for(deployment.host.generates, "tokens")
     assert deployment.algorithm() == "DDTREE"
     for then, now in zip(after, deployment.look(), strict=True):
         assert difference(then, now) == []
-    back = deployment.rollback()
-    assert back.code == 0, back
+    deployment.rollback().expect(0)
     deployment.assert_as_before()
 
 
 @pytest.mark.parametrize(("broken", "step"), [("syntax", "local"), ("check", "smoke")])
 def test_a_broken_payload_never_stops_the_service(deployment: Deployment, broken: str, step: str) -> None:
     old = deployment.host.unit()
-    done = deployment.rollout(make_payload(deployment.folder / "broken", broken=broken))
-    assert done.code == 1, done
-    assert done.outcome["step"] == step, done
+    deployment.rollout(make_payload(deployment.folder / "broken", broken=broken)).expect(1, step)
     now = deployment.host.unit()
     assert (now["MainPID"], now["ActiveState"]) == (old["MainPID"], "active")
     deployment.assert_as_before()
@@ -139,8 +134,7 @@ def test_what_the_controller_cannot_compile_is_stopped_on_the_host_too(host: Hos
     playbook = tmp_path / "rollout.yaml"
     playbook.write_text(playbook.read_text().replace("- local\n", ""))
     old = host.unit()["MainPID"]
-    done = deployment.rollout(make_payload(tmp_path / "broken", broken="syntax"))
-    assert done.code == 1 and done.outcome["step"] == "compile", done
+    done = deployment.rollout(make_payload(tmp_path / "broken", broken="syntax")).expect(1, "compile")
     assert "module0.py" in done.outcome["reason"]
     assert host.unit()["MainPID"] == old
     deployment.assert_as_before()
@@ -165,9 +159,7 @@ def test_a_new_server_that_fails_a_gate_is_taken_back(host: Host, tmp_path: Path
     short = {"start": {"stalled_after": "10s", "limit": "60s"}}
     health = {"requests": 3, "need": 3, "max_new_tokens": 4, "deadline": "10s"}
     deployment = Deployment(host, tmp_path, service=short, health=health)
-    done = deployment.rollout()
-    assert done.code == 1, done
-    assert done.outcome["step"] == step, done
+    deployment.rollout().expect(1, step)
     assert deployment.algorithm() == "DFLASH" and host.generates()
     deployment.assert_as_before()
     assert host.run("systemctl is-failed sglang", check=False).stdout == "active\n"
@@ -178,8 +170,7 @@ def test_an_inactive_service_stays_inactive(add_hosts: AddHosts, tmp_path: Path)
     host.mood(when={"DDTREE": {"hung": True}})
     short = {"start": {"stalled_after": "10s", "limit": "60s"}}
     deployment = Deployment(host, tmp_path, service=short)
-    done = deployment.rollout()
-    assert done.code == 1, done
+    deployment.rollout().expect(1)
     assert host.unit()["ActiveState"] == "inactive" and not host.generates()
     assert host.run("systemctl is-enabled sglang", check=False).stdout == "disabled\n"
     deployment.assert_as_before()
@@ -190,8 +181,7 @@ def test_a_shell_wrapper_is_refused_and_shown(add_hosts: AddHosts, tmp_path: Pat
     wait_for(host.generates, "tokens")
     deployment = Deployment(host, tmp_path)
     old = host.unit()["MainPID"]
-    done = deployment.rollout()
-    assert done.code == 2, done
+    done = deployment.rollout().expect(2)
     assert "/bin/sh" in done.outcome["reason"] and "sglang" in done.outcome["reason"], done
     assert host.unit()["MainPID"] == old
     assert not host.path("/var/lib/ddtree-deploy").exists()
@@ -201,25 +191,25 @@ def test_a_shell_wrapper_is_refused_and_shown(add_hosts: AddHosts, tmp_path: Pat
 ID = "4f2a9c0d7b1e4f2a9c0d7b1e4f2a9c0d7b1e4f2a9c0d7b1e4f2a9c0d7b1e4f2a"
 
 
-def test_a_service_in_a_container_is_named_and_refused(add_hosts: AddHosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launch", [LAUNCH, {}], ids=["edits", "files-only"])
+def test_a_service_in_a_container_is_named_and_refused(
+    add_hosts: AddHosts, tmp_path: Path, launch: dict[str, Any]
+) -> None:
     """A unit that starts a container: a client waits, the server is in a world of its own."""
     docker = (
         "#!/bin/sh\n"
         f"exec systemd-run --scope --quiet --unit=docker-{ID} "
         f"unshare --pid --fork --kill-child --mount-proc {COMMAND}\n"
     )
-    (host,) = add_hosts(
-        1,
-        Image(command="/opt/docker/docker start --attach sglang", files={"/opt/docker/docker": docker}),
-        boot=False,
-    )
-    host.path("/opt/docker/docker").chmod(0o755)
+    client = "/opt/docker/docker"
+    image = Image(command=f"{client} start --attach sglang", files={client: docker})
+    (host,) = add_hosts(1, image, boot=False)
+    host.path(client).chmod(0o755)
     host.boot()
     wait_for(host.generates, "tokens")
-    deployment = Deployment(host, tmp_path)
-    done = deployment.rollout()
-    assert done.code == 2, done
-    assert "container" in done.outcome["reason"] and "docker 4f2a9c0d7b1e" in done.outcome["reason"], done
+    deployment = Deployment(host, tmp_path, service={"launch": launch})
+    done = deployment.rollout().expect(2)
+    assert "container" in done.outcome["reason"] and "docker" in done.outcome["reason"], done
     assert not host.path("/var/lib/ddtree-deploy").exists()
     deployment.assert_as_before()
 
@@ -229,8 +219,7 @@ def test_a_file_edited_by_hand_is_drift_and_nothing_is_touched(deployment: Deplo
     edited.write_text(edited.read_text() + "# by hand\n")
     deployment.before = deployment.look()
     old = deployment.host.unit()["MainPID"]
-    done = deployment.rollout()
-    assert done.code == 6, done
+    done = deployment.rollout().expect(6)
     assert "dflash_info.py" in done.outcome["reason"]
     assert deployment.host.unit()["MainPID"] == old
     deployment.assert_as_before()
@@ -244,11 +233,10 @@ def test_other_drop_ins_of_the_unit_survive_rollout_and_rollback(host: Host, tmp
     )
     wait_for(host.generates, "tokens")
     deployment = Deployment(host, tmp_path)
-    done = deployment.rollout()
-    assert done.code == 0, done
+    deployment.rollout().expect(0)
     pid = host.unit()["MainPID"]
     assert "GREETING=50%" in host.run(f"tr '\\0' '\\n' < /proc/{pid}/environ").stdout.splitlines()
-    assert deployment.rollback().code == 0
+    deployment.rollback().expect(0)
     deployment.assert_as_before()
 
 
@@ -259,10 +247,9 @@ def test_words_with_percent_dollar_and_spaces_reach_the_server_as_they_are(
     odd = "50% of $HOME, 'quoted' \"twice\" \\ and ${PATH}"
     launch = {"set": {"speculative-algorithm": "DDTREE", "served-model-name": odd}}
     deployment = Deployment(host, tmp_path, service={"launch": launch})
-    done = deployment.rollout()
-    assert done.code == 0, done
+    deployment.rollout().expect(0)
     argv = deployment.argv()
     assert argv[argv.index("--served-model-name") + 1] == odd
     assert argv[argv.index("--fake-control") + 1] == MOOD
-    assert deployment.rollback().code == 0
+    deployment.rollback().expect(0)
     deployment.assert_as_before()
