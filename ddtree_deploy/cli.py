@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy.commands import sandbox
+from ddtree_deploy.commands import evidence, sandbox
 from ddtree_deploy.errors import DeployError, Interrupted
 from ddtree_deploy.text import safe
 
@@ -184,6 +184,7 @@ def trust(
     raise typer.Exit(mend.trust(target, hosts=hosts, fingerprint=fingerprint))
 
 
+evidence.register(app)
 sandbox.register(app)
 
 

@@ -1,6 +1,7 @@
 """What the controller remembers: `.ddtree-deploy/` beside hosts.yaml.
 
     runs/RUN/plan.json       the plan as sent, without its secrets
+    runs/RUN/facts.json      what the host was, before anything was touched
     runs/RUN/journal.jsonl   the host's journal, as far as it was seen here
     runs/RUN/summary.json    the outcome: exit code, state, figures, execs and bytes
     last.json                the hosts and runs of the last rollout, for `rollback` without a target
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import Plan, to_dict
 
 FOLDER = ".ddtree-deploy"
@@ -43,6 +45,10 @@ class RunRecord:
         data = to_dict(plan)
         data["secrets"] = dict.fromkeys(plan.secrets, "***")
         _write(self.folder / "plan.json", data)
+
+    def facts(self, facts: Facts) -> None:
+        """Keep what the host said that it is."""
+        _write(self.folder / "facts.json", asdict(facts))
 
     def event(self, event: dict[str, Any]) -> None:
         """Append one event of the host's journal."""

@@ -155,6 +155,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     cargo = Cargo.of(made.plan, run_dir, made.archive)
     emit.record = job.record.run(made.plan.run)
     emit.record.plan(made.plan)
+    emit.record.facts(facts)
     return of_end(host.name, job.action, follower.launch(link, BOOT, cargo))
 
 
