@@ -11,7 +11,6 @@ from pathlib import Path
 from . import archive, detach, layout, steps
 from .follow import follow
 from .protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
-from .undo import one_line
 
 RESERVE_BYTES = 256 * 1024
 
@@ -32,7 +31,7 @@ def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
     except (ProtocolError, archive.BadArchive) as error:
         return _refuse(run_dir, 2, f"the plan was refused: {error}")
     except OSError as error:
-        return _refuse(run_dir, 1, f"cannot write {run_dir}: {one_line(error)}")
+        return _refuse(run_dir, 1, f"cannot write {run_dir}: {error.strerror or error}")
     detach.start(run_dir)
     return follow(run_dir, 0)
 
@@ -75,10 +74,8 @@ def accept(run_dir: Path) -> Plan:
     elif run_dir.parent.parent != layout.site_dir(layout.state_dir(plan.state_dir), plan.site):
         problem = f"{run_dir} is not in the state folder of {plan.site}"
     for spec in plan.steps:
-        try:
-            steps.load(spec.kind)
-        except (LookupError, ImportError) as error:
-            problem = problem or f"step {spec.name}: {error}"
+        if spec.kind not in steps.KINDS:
+            problem = problem or f"step {spec.name}: unknown kind of step {spec.kind!r}"
     if problem:
         raise ProtocolError(problem)
     if plan.payload_digest and archive.digest(run_dir / layout.PAYLOAD) != plan.payload_digest:

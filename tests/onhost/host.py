@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import hashlib
 import io
@@ -276,6 +275,8 @@ class Host:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
+            if process.stdin is not None and process.stdin.closed:
+                process.stdin = None
             process.communicate()
         for journal in self.site_dir.glob("runs/*/journal.jsonl"):
             for event in read(journal)[0]:
@@ -352,7 +353,3 @@ def until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.01)
-
-
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

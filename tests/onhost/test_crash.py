@@ -26,6 +26,7 @@ from ddtree_deploy.onhost.protocol import Plan, StepSpec, Target, to_dict
 
 from .host import sha, tar
 
+
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed process loses nothing that it has written: fsync is proven elsewhere, and slow."""
