@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -35,7 +36,8 @@ def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
         outcomes.append(outcome)
         if outcome.run and job.action == "rollout":
             runs[host.name] = outcome.run
-            job.record.set_last(Last(time, target, dict(runs)))
+            with contextlib.suppress(OSError):  # a convenience; the host's own state is the truth
+                job.record.set_last(Last(time, target, dict(runs)))
         if outcome.exit_code != 0:
             break
     fleet = FleetOutcome(outcomes, [h.name for h in hosts[len(outcomes) :]])

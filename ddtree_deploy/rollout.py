@@ -15,7 +15,7 @@ from typing import Any
 from ddtree_deploy import local_step, plan, ssh
 from ddtree_deploy.changes import ChangeSet
 from ddtree_deploy.console import View
-from ddtree_deploy.errors import DeployError, GateFailed, Interrupted, LockedError
+from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupted, LockedError
 from ddtree_deploy.follow import Follower, Patience
 from ddtree_deploy.interrupts import Interrupts
 from ddtree_deploy.inventory import Host
@@ -57,14 +57,26 @@ class Emitter:
         self.host = host
         self.run = ""
         self.record: RunRecord | None = None
+        self.launched = False  # whether there is a run on the host to speak of
         self.results: dict[str, dict[str, Any]] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["e"] == "result":
             self.results[str(event.get("step", ""))] = event.get("data", {})
         if self.record is not None and "n" in event:
-            self.record.event(event)
+            self.keep(lambda record: record.event(event))
         self.view.event(self.host, self.run, event)
+
+    def keep(self, write: Callable[[RunRecord], None]) -> None:
+        """Write to the record. A full disk here must not end our sight of a run on the host."""
+        if self.record is None:
+            return
+        try:
+            write(self.record)
+        except OSError as error:
+            self.record = None
+            text = f"the record of this run here is incomplete: {error.strerror or error}"
+            self.view.event(self.host, self.run, {"e": "noise", "text": text})
 
 
 class Session:
@@ -108,9 +120,9 @@ def run_host(host: Host, job: Job) -> Outcome:
     outcome.results = emit.results
     traffic = session.traffic
     outcome.execs, outcome.sent, outcome.received = traffic.execs, traffic.sent, traffic.received
-    if emit.record is not None:
+    if emit.launched:
         outcome.run = emit.run
-        emit.record.summary(outcome.to_dict())
+        emit.keep(lambda record: record.summary(outcome.to_dict()))
     job.view.outcome(outcome)
     return outcome
 
@@ -138,10 +150,10 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         return _nothing(host, job, f"this release is live already ({made.changes.live_release})")
     emit.run = made.plan.run
     emit(plan_event(made, [step.name for step in job.playbook.steps]))
-    if job.payload is not None and job.playbook.step("local") is not None:
-        _local(host, job.payload, made, facts, emit)
     if not job.confirm(made.changes):
         raise Interrupted("not confirmed", stage="plan", host=host.name, state=NOTHING_DONE)
+    if job.payload is not None and job.playbook.step("local") is not None:
+        _local(host, job.payload, made, facts, emit)
     run_dir = run_dir_of(facts, made.plan.run)
     follower = Follower(
         host=host,
@@ -153,9 +165,8 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         patience=job.patience,
     )
     cargo = Cargo.of(made.plan, run_dir, made.archive)
-    emit.record = job.record.run(made.plan.run)
-    emit.record.plan(made.plan)
-    emit.record.facts(facts)
+    emit.record = _record(job.record, made, facts)
+    emit.launched = True
     return of_end(host.name, job.action, follower.launch(link, BOOT, cargo))
 
 
@@ -179,6 +190,22 @@ def _local(host: Host, payload: Payload, made: PlanResult, facts: Facts, emit: E
             state=NOTHING_DONE,
             next_command=f"correct it, then: ddtree-deploy rollout {host.name}",
         )
+
+
+def _record(record: Record, made: PlanResult, facts: Facts) -> RunRecord:
+    """Begin the run's record; here, before anything has begun on the host, a full disk is an error."""
+    try:
+        begun = record.run(made.plan.run)
+        begun.plan(made.plan)
+        begun.facts(facts)
+    except OSError as error:
+        raise InputError(
+            f"the record of the run cannot be written: {error.strerror or error}",
+            file=record.folder,
+            stage="plan",
+            host=made.plan.host,
+        ) from error
+    return begun
 
 
 def _nothing(host: Host, job: Job, reason: str) -> Outcome:

@@ -66,6 +66,9 @@ class LiveView:
             self._console.print(Text(f"{host}  {line}", style="dim"))
 
     def text(self, lines: list[str]) -> None:
+        if self._live is not None:  # somebody may be asked next; the picture comes back with the next event
+            self._live.stop()
+            self._live = None
         for line in lines:
             self._console.print(Text(line))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
@@ -61,7 +63,7 @@ class PlainView:
         self._out.flush()
 
     def _print(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        self._out = show(line, self._out)
 
 
 class JsonView:
@@ -89,7 +91,17 @@ class JsonView:
 
     def _print(self, data: Event) -> None:
         # ASCII, so that no control character of a host's output reaches a terminal as itself.
-        print(json.dumps(data, separators=(",", ":")), file=self._out, flush=True)
+        self._out = show(json.dumps(data, separators=(",", ":")), self._out)
+
+
+def show(line: str, out: IO[str]) -> IO[str]:
+    """Print a line. Returns where the next goes: a reader that has gone does not end our sight of a run."""
+    try:
+        print(line, file=out, flush=True)
+    except OSError:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  for the flush at exit
+        return sys.stdout
+    return out
 
 
 def print_error(outcome: Outcome) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,62 @@ def test_an_interpreter_that_is_not_there(box: Box) -> None:
     assert (
         done.returncode == 2 and "hosts.bare.python" in done.stderr and "/nowhere/bin/python" in done.stderr
     )
+
+
+# ---- who watches -----------------------------------------------------------------------------------------
+
+
+def on_terminal(box: Box, answer: str, *words: str) -> tuple[int, str]:
+    """Run the command line on a terminal, and answer its question."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(box.work)
+        os.environ |= {"HOME": str(box.root), "TERM": "xterm", "COLUMNS": "120"}
+        os.execv(sys.executable, [sys.executable, "-m", "ddtree_deploy.cli", *words])
+    shown = b""
+    asked = False
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # how a terminal says that the other side has gone
+            break
+        if b"[y/N]" in shown and not asked:
+            asked = True
+            os.write(terminal, answer.encode() + b"\n")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), shown.decode(errors="replace")
+
+
+def test_on_a_terminal_the_plan_is_shown_and_asked_for_and_every_step_drawn(box: Box) -> None:
+    code, shown = on_terminal(box, "y", "rollout", "box")
+    assert code == 0, shown
+    assert shown.index("8 new, 1 replaced") < shown.index("rollout on box? [y/N]") < shown.index("✔")
+    assert "files compiled by" in shown and "rollout passed" in shown
+
+
+def test_a_no_on_the_terminal_touches_nothing(box: Box) -> None:
+    before = box.snapshot()
+    code, shown = on_terminal(box, "n", "rollout", "box")
+    assert code == 130 and "not confirmed; nothing was touched" in shown
+    assert differs(box, before) == [] and not box.state.exists()
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run_nor_change_its_exit_code(box: Box) -> None:
+    flag = with_run_step(box, "backup")
+    argv = [sys.executable, "-m", "ddtree_deploy.cli", "rollout", "box", "--yes"]
+    env = {**os.environ, "HOME": str(box.root)}
+    with subprocess.Popen(
+        argv, cwd=box.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while b"waiting" not in (line := process.stdout.readline()):
+            assert line
+        process.stdout.close()
+        flag.touch()
+        assert process.stderr.read() == b""
+        assert process.wait(300) == 0
+    assert (box.site / OVERLAID).read_text().startswith("BLOCK = 32")
 
 
 # ---- connections and signals -----------------------------------------------------------------------------
