@@ -46,6 +46,22 @@ class Round:
     seconds: float
     warmup: bool = False
 
+    @classmethod
+    def of_client(
+        cls, raw: dict[str, Any], requested: int, output_len: int, *, warmup: bool = False
+    ) -> Round:
+        """From one result of SGLang's benchmark client. It counts successes only, so `requested` is ours
+        to know."""
+        tokens = raw.get("total_output_tokens")
+        return cls(
+            requested=requested,
+            completed=int(raw.get("completed") or 0),
+            expected_tokens=requested * output_len,
+            output_tokens=int(sum(raw.get("output_lens") or []) if tokens is None else tokens),
+            seconds=float(raw.get("duration") or 0.0),
+            warmup=warmup,
+        )
+
     @property
     def throughput(self) -> float:
         """Output tokens per second."""

@@ -154,8 +154,8 @@ class RestartSpread:
 
         The factor is 1.96 for a given sd. For an estimated one it is Student's t (up to 2.57 for six
         restarts), with Satterthwaite's degrees of freedom of the whole, so that it only bites where
-        restarts dominate: 1.96 there fails a good release 5.5 % of the time instead of 2.5 %. rounds:
-        before and after together.
+        restarts dominate: a plain 1.96 there fails twice as many good releases (benchmarks/gate_study.py).
+        rounds: before and after together.
         """
         z = t_factor(0, confidence)
         if not self.restarts or self.sd == 0:

@@ -47,7 +47,9 @@ def rounds(before: Sequence[float], after: Sequence[float]) -> str:
     most = max(len(before), len(after))
     chart.x_labels = list(range(1, most + 1))
     chart.xrange = (0.5, most + 0.5)
-    chart.range = (0, max([*before, *after]) * 1.08)
+    top = max([*before, *after]) * 1.08
+    chart.range = (0, top)
+    chart.y_labels = ticks(0, top)
     for name, values in (("before", before), ("after", after)):
         chart.add(name, [(i, round(v, 1)) for i, v in enumerate(values, 1)])
     return _svg(chart, "Tokens per second of each round, before and after")
@@ -76,7 +78,7 @@ def interval(speed: dict[str, Any]) -> str:
     left, right = min(low, least, 1.0), max(high, least, 1.0)
     margin = 0.08 * (right - left)
     chart.range, chart.xrange = (-1.2, 1.2), (left - margin, right + margin)
-    chart.x_labels = _ticks(left - margin, right + margin)
+    chart.x_labels = ticks(left - margin, right + margin)
     chart.x_value_formatter = lambda x: f"{x:.2f}"
     chart.value_formatter = lambda y: ""
     chart.add("1 (as before)", [(1.0, -1), (1.0, 1)], show_dots=False)
@@ -99,8 +101,8 @@ def histogram(before: Sequence[float], after: Sequence[float]) -> str:
         counts = count(values, edges)
         highest = max(highest, *counts)
         chart.add(name, counts)
-    step = max(1, math.ceil(highest / 6))
-    chart.y_labels = list(range(0, highest + step, step))
+    chart.range = (0, highest)
+    chart.y_labels = [t for t in ticks(0, highest) if t == int(t)]
     return _svg(chart, "Number of requests by accept length, before and after")
 
 
@@ -126,13 +128,13 @@ def bins(values: Sequence[float], at_most: int = 12) -> list[float]:
     return [round((first + i) * width, 6) for i in range(count + 1)]
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers, at most seven, between `low` and `high`."""
-    for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0):
-        if (high - low) / step <= 6:
-            break
-    first, last = math.ceil(low / step), math.floor(high / step)
-    return [round(i * step, 6) for i in range(first, last + 1)]
+def ticks(low: float, high: float) -> list[float]:
+    """At most seven multiples of 1, 2 or 5 times a power of ten, between `low` and `high`."""
+    if high <= low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / 6))
+    step = next(m * power for m in (1, 2, 5, 10) if (high - low) / (m * power) <= 6)
+    return [round(i * step, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _chart(kind: Any, name: str, **options: Any) -> Any:

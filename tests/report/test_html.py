@@ -151,6 +151,20 @@ def test_a_value_on_an_edge_belongs_to_the_bin_above() -> None:
     assert charts.count([1.0, 1.2, 1.39, 1.4], [1.0, 1.2, 1.4, 1.6]) == [1, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1461, [0, 500, 1000]),
+        (0.71, 1.36, [0.8, 1.0, 1.2]),
+        (0.476, 0.5234, [0.48, 0.49, 0.5, 0.51, 0.52]),
+        (0, 2, [0, 0.5, 1, 1.5, 2]),
+        (3, 3, [3]),
+    ],
+)
+def test_ticks_are_few_and_round(low: float, high: float, expected: list[float]) -> None:
+    assert charts.ticks(low, high) == pytest.approx(expected)
+
+
 def test_nothing_measured_draws_nothing() -> None:
     assert charts.bins([]) == []
     assert charts.rounds([], []) == charts.histogram([], []) == charts.interval({}) == ""

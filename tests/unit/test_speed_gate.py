@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import random
 import runpy
@@ -48,6 +49,22 @@ def test_as_fast_as_before_passes_with_its_figures() -> None:
     assert figures["restart"] == {"sd": 0.007, "restarts": 8, "source": "calibrated, 8 restarts"}
     assert figures["rounds"]["before"]["used"] == [False] + [True] * 8
     assert figures["notes"] == []
+
+
+def test_a_round_is_read_from_the_client_s_own_result() -> None:
+    raw = {"completed": 160, "duration": 5.0, "total_output_tokens": 5120, "output_lens": [32] * 160}
+    made = Round.of_client(raw, 300, 32)
+    assert made == Round(300, 160, 9600, 5120, 5.0)
+    assert made.void == "160 of 300 requests completed"
+    del raw["total_output_tokens"]
+    assert Round.of_client(raw, 160, 32, warmup=True) == Round(160, 160, 5120, 5120, 5.0, warmup=True)
+    assert Round.of_client({}, 4, 8).void == "0 of 4 requests completed"
+
+
+def test_figures_are_plain_json() -> None:
+    for case in (measured(), measured(restart=None), measured(after=rounds(n=3))):
+        figures = judge(case).figures
+        assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
 def test_half_as_fast_fails() -> None:
