@@ -25,6 +25,7 @@ from tests.lab.payloads import make_payload, write_playbooks
 
 FAKE = Path(__file__).parents[1] / "lab" / "fake_sglang.py"
 PATIENCE = 300.0
+OVERLAID = "sglang/srt/speculative/dflash_info.py"
 
 
 @dataclass
@@ -173,3 +174,25 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def differs(box: Box, before: tree.State) -> list[str]:
+    return tree.difference(before, box.snapshot()) + tree.stale_bytecode(box.site)
+
+
+def with_run_step(box: Box, after: str) -> Path:
+    """A step of the user's own after step `after` that waits for the file that is returned."""
+    flag = box.root / "go-on"
+    script = f"echo waiting; until test -e {flag}; do sleep 0.05; done"
+    step = {"run": {"name": "hold", "command": ["/bin/sh", "-c", script], "timeout": "10m"}}
+    file = box.work / "playbooks" / "rollout.yaml"
+    playbook = yaml.safe_load(file.read_text())
+    at = [s if isinstance(s, str) else next(iter(s)) for s in playbook["steps"]].index(after)
+    playbook["steps"].insert(at + 1, step)
+    file.write_text(yaml.safe_dump(playbook, sort_keys=False))
+    return flag
+
+
+def sessions(server: SshServer) -> list[processes.Process]:
+    assert server.pid is not None
+    return processes.descendants(server.pid)

@@ -17,15 +17,19 @@ import pytest
 import yaml
 
 from ddtree_deploy.onhost import layout
-from ddtree_deploy.sandbox import processes
 from ddtree_deploy.sandbox.sshd import SshServer
-from tests.lab import tree
-from tests.lab.controller import Result
-from tests.ssh.box import Box, wait_for
+from tests.ssh.box import OVERLAID, Box, differs, sessions, wait_for, with_run_step
 from tests.ssh.conftest import next_port
 
 pytestmark = pytest.mark.ssh
-OVERLAID = "sglang/srt/speculative/dflash_info.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    """One flavour, the better one: what differs between them is in the other modules."""
+    folder = tmp_path_factory.mktemp("auto")
+    with SshServer(folder / "ssh", next_port(), folder / "home") as running:
+        yield running
 
 
 @pytest.fixture
@@ -43,43 +47,7 @@ def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
     made.close()
 
 
-def differs(box: Box, before: tree.State) -> list[str]:
-    return tree.difference(before, box.snapshot()) + tree.stale_bytecode(box.site)
-
-
-def with_run_step(box: Box, after: str) -> Path:
-    """A step of the user's own after step `after` that waits for the file that is returned."""
-    flag = box.root / "go-on"
-    script = f"echo waiting; until test -e {flag}; do sleep 0.05; done"
-    step = {"run": {"name": "hold", "command": ["/bin/sh", "-c", script], "timeout": "10m"}}
-    file = box.work / "playbooks" / "rollout.yaml"
-    playbook = yaml.safe_load(file.read_text())
-    at = [s if isinstance(s, str) else next(iter(s)) for s in playbook["steps"]].index(after)
-    playbook["steps"].insert(at + 1, step)
-    file.write_text(yaml.safe_dump(playbook, sort_keys=False))
-    return flag
-
-
-def kinds(result: Result) -> list[str]:
-    return [event["e"] for event in result.events]
-
-
 # ---- files only ------------------------------------------------------------------------------------------
-
-
-def test_a_rollout_and_its_rollback_leave_the_venv_as_it_was(box: Box) -> None:
-    before = box.snapshot()
-    done = box.run("rollout", "box", "--yes")
-    assert done.code == 0, done
-    assert (box.site / OVERLAID).read_text().startswith("BLOCK = 32")
-    verdicts = done.verdicts()
-    assert list(verdicts)[:6] == ["local", "lock", "preflight", "backup", "stage", "compile"]
-    assert verdicts["install"] == "pass" and verdicts["start"] == "skipped"
-    back = box.run("rollback", "--yes")  # no target: the hosts of the last rollout
-    assert back.code == 0, back
-    assert differs(box, before) == []
-    again = box.run("rollback", "--yes")
-    assert again.code == 0 and "already back" in again.outcome["reason"]
 
 
 def test_a_rollout_is_two_execs_and_the_record_says_what_they_carried(box: Box) -> None:
@@ -299,31 +267,6 @@ def test_a_reader_that_goes_away_does_not_end_the_run_nor_change_its_exit_code(b
 
 
 # ---- connections and signals -----------------------------------------------------------------------------
-
-
-def sessions(server: SshServer) -> list[processes.Process]:
-    assert server.pid is not None
-    return processes.descendants(server.pid)
-
-
-def test_a_run_survives_the_loss_of_its_connection(box: Box, server: SshServer) -> None:
-    flag = with_run_step(box, "install")
-    running = box.start("rollout", "box", "--yes")
-    running.until(lambda e: e.get("text") == "waiting", "the held step")
-    if server.flavour == "openssh":
-        processes.end(sessions(server), grace=0)
-    else:
-        assert server.process is not None
-        os.kill(server.process.pid, signal.SIGKILL)
-        wait_for(lambda: server.process is None, "the end of the server")
-        server.start()
-    running.until(lambda e: e["e"] == "disconnected", "the loss")
-    running.until(lambda e: e["e"] == "reconnected", "the new connection")
-    flag.touch()
-    done = running.finish()
-    assert done.code == 0, done
-    numbers = [e["n"] for e in done.events if "n" in e]
-    assert numbers == list(range(1, len(numbers) + 1))  # nothing missed, nothing twice
 
 
 def test_a_frozen_server_is_noticed_and_the_run_followed_when_it_is_back(
