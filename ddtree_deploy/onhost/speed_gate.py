@@ -133,7 +133,7 @@ def judge(m: Measurements) -> Verdict:
     changed = _host_changed(verdict, interval, change, floor)
     if changed:
         figures["host_changed"] = True
-        return Verdict("inconclusive", f"host changed: {changed}; {text}", figures)
+        return Verdict("inconclusive", f"{changed}; {text}", figures)
     if verdict == "pass" and m.restart is None:
         return Verdict("inconclusive", _uncalibrated(raw, m, text), figures)
     if verdict == "inconclusive":
@@ -191,7 +191,7 @@ def _host_changed(verdict: str, interval: Interval, change: HostChange | None, f
         f"the calibration loop ran {abs(change.percent):.1f} % {'slower' if change.shift < 0 else 'faster'}"
     )
     if change.alarm:
-        return f"{moved} after than before"
+        return f"host changed: {moved} after than before"
     loop = change.interval
     if verdict == "inconclusive" or loop is None:
         return ""
@@ -199,7 +199,13 @@ def _host_changed(verdict: str, interval: Interval, change: HostChange | None, f
         return ""
     if _verdict_of(interval.minus(loop), floor) == verdict:
         return ""
-    return f"{moved} after than before, which may be all of it"
+    known = loop.low > 0 or loop.high < 0
+    sure = f" [{_percent(loop.low)}, {_percent(loop.high)}]"
+    return f"host {'changed' if known else 'not steady enough'}: {moved}{sure}, which may be all of it"
+
+
+def _percent(shift: float) -> str:
+    return f"{(math.exp(shift) - 1) * 100:+.1f} %"
 
 
 def _ratio_text(interval: Interval, m: Measurements) -> str:

@@ -139,7 +139,16 @@ def test_a_failure_that_a_small_drift_explains_is_taken_back() -> None:
     assert judge(replace(drifted, loop_before=(), loop_after=())).verdict == "fail"
     verdict, reason, _ = judge(drifted)
     assert verdict == "inconclusive"
-    assert "ran 6.5 % slower after than before, which may be all of it" in reason
+    assert reason.startswith(
+        "host changed: the calibration loop ran 6.5 % slower [-7.5 %, -5.6 %], which may be"
+    )
+
+
+def test_a_loop_that_says_little_takes_a_failure_back_and_says_why() -> None:
+    wild = [1.0, 1.2, 0.85, 1.1, 0.9, 1.15, 0.8, 1.0]
+    verdict, reason, _ = judge(measured(0.92, loop_before=wild, loop_after=wild[::-1]))
+    assert verdict == "inconclusive"
+    assert reason.startswith("host not steady enough: the calibration loop ran 0.0 % faster [-")
 
 
 def test_a_pass_that_a_faster_host_explains_is_taken_back() -> None:
