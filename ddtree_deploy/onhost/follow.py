@@ -17,7 +17,8 @@ from .lock import is_held
 from .protocol import HEARTBEAT_LOST_S, HEARTBEAT_S, STATE_BROKEN
 
 POLL_S = 0.03
-START_S = 30.0  # a runner that has not written its first line by then has not started
+START_S = 120.0  # a runner that has not written its first line by then has not started
+COMPLAINT_S = 5.0  # the same, where its log holds something: it died of that
 LOST_EXIT = 3
 GONE_EXIT = 8  # the controller is gone: nobody reads this status
 
@@ -85,7 +86,7 @@ def follow(run_dir: Path, offset: int) -> int:
             if data:
                 continue
             now = time.monotonic()
-            if not alive and (tail.offset > 0 or now - started > START_S):
+            if not alive and (tail.offset > 0 or now - started > _start_bound(run_dir)):
                 return _ended_or_lost(run_dir)
             if now - beat >= HEARTBEAT_S:
                 beat = now
@@ -99,6 +100,13 @@ def follow(run_dir: Path, offset: int) -> int:
                 return GONE_EXIT
     except BrokenPipeError:
         return GONE_EXIT
+
+
+def _start_bound(run_dir: Path) -> float:
+    try:
+        return COMPLAINT_S if (run_dir / "logs" / "runner.log").stat().st_size else START_S
+    except OSError:
+        return START_S
 
 
 def _send(data: bytes) -> None:

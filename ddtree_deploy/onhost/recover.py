@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from . import commit, layout, process, releases, runner
 from .context import Context
+from .follow import Tail
 from .journal import read
 from .lock import FileLock, Held, SiteLock
 from .signals import Interruption
@@ -25,8 +29,15 @@ def orphans(site_dir: Path, but: str = "") -> list[str]:
     return [n for n in names if n != but and releases.unfinished(folder / n)]
 
 
-def by_its_own_runner(run_dir: Path, lock_fd: int, show: Callable[[str], None]) -> tuple[int, str]:
-    """Recover a run with the runner that made it, which shares our lock. Returns its exit code and reason."""
+def by_its_own_runner(
+    run_dir: Path, lock_fd: int, watch: Callable[[dict[str, Any]], None]
+) -> tuple[int, str]:
+    """Recover a run with the runner that made it, which shares our lock. Returns its exit code and reason.
+
+    `watch` gets the events that the recovery adds to the run's journal, as they come.
+    """
+    journal = run_dir / layout.JOURNAL
+    tail = Tail(journal, read(journal)[1])
     argv = [
         sys.executable,
         "-I",
@@ -40,24 +51,21 @@ def by_its_own_runner(run_dir: Path, lock_fd: int, show: Callable[[str], None]) 
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=log,
             stderr=log,
             pass_fds=[lock_fd],
             start_new_session=True,
             cwd="/",
         )
-    assert child.stdout is not None
-    with child:
-        for raw in child.stdout:
-            try:
-                event = json.loads(raw)
-            except ValueError:
-                continue
-            if event["e"] == "undo":
-                show(
-                    f"{event['what']} of {event['step']}: {event['phase']} {event.get('reason', '')}".rstrip()
-                )
-    events, _ = read(run_dir / layout.JOURNAL)
+    ended = False
+    while not ended:
+        ended = child.poll() is not None
+        lines = tail.read().splitlines()
+        for line in lines:
+            watch(json.loads(line))
+        if not ended and not lines:
+            time.sleep(0.05)
+    events, _ = read(journal)
     if not events or events[-1]["e"] != "end":
         return 3, f"its runner ended with {child.returncode}; see {run_dir}/logs/recover.log"
     end = events[-1]
@@ -65,7 +73,7 @@ def by_its_own_runner(run_dir: Path, lock_fd: int, show: Callable[[str], None]) 
 
 
 def run_recovery(run_dir: Path, lock_fd: int) -> int:
-    """`recover-run`: in the run's own zipapp, with the venv's lock inherited. Prints the events it adds."""
+    """`recover-run`: in the run's own zipapp, with the venv's lock inherited. Returns the exit code."""
     os.umask(0o022)
     alive = FileLock(run_dir / layout.ALIVE)
     if not alive.acquire():
@@ -73,7 +81,6 @@ def run_recovery(run_dir: Path, lock_fd: int) -> int:
         return 5
     plan = runner.load_plan(run_dir)
     ctx = runner.open_context(run_dir, plan)
-    offset = ctx.journal.path.stat().st_size
     events, _ = read(ctx.journal.path)
     with Interruption(ctx, run_dir):
         ctx.uninterruptible = True
@@ -84,8 +91,6 @@ def run_recovery(run_dir: Path, lock_fd: int) -> int:
         ctx.results = {e["step"]: e["data"] for e in events if e["e"] == "result"}
         code = runner.settle(ctx, _outcome(ctx, events), recovered=True)
     ctx.journal.close()
-    sys.stdout.write(ctx.journal.path.read_bytes()[offset:].decode())
-    sys.stdout.flush()
     alive.release()
     return code
 
@@ -118,6 +123,7 @@ def recover_site(site_dir: Path) -> int:
     except Held as held:
         say(e="locked", owner=held.owner)
         return 5
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end; the recovery goes on
     worst = 0
     for run in orphans(site_dir):
         say(e="recovering", run=run)

@@ -59,7 +59,7 @@ def load_plan(run_dir: Path) -> Plan:
 def open_context(run_dir: Path, plan: Plan) -> Context:
     """A context whose journal masks the plan's secrets."""
     journal = Journal(run_dir / layout.JOURNAL)
-    journal.secrets = sorted((s for s in plan.secrets.values() if s), key=len, reverse=True)
+    journal.secrets = sorted((s for s in plan.secrets.values() if len(s) >= 4), key=len, reverse=True)
     (run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
     return Context(plan, run_dir, journal, StepSpec("", "lock", 0.0))
 
@@ -171,6 +171,8 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
     if not intents:
         _clean(ctx, outcome)
         code = outcome.exit_code or EXIT[outcome.verdict]
+        if code == 3:  # an earlier run's leavings, which could not be put right
+            return _end(ctx, outcome.verdict, code, STATE_BROKEN, outcome.step, outcome.reason, recovered)
         reason = f"{outcome.reason}; nothing was rolled back, because nothing had been changed"
         return _end(ctx, outcome.verdict, code, STATE_UNTOUCHED, outcome.step, reason, recovered)
     failures = undo_all(ctx, intents)

@@ -1,4 +1,4 @@
-"""A host in a temp folder: a real venv with a small `sglang`, a payload, and the real zipapp driven over pipes."""
+"""A host in a temp folder: a real venv with a small `sglang`, a payload, the real zipapp over pipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ddtree_deploy.onhost as onhost
+from ddtree_deploy import onhost
 from ddtree_deploy.onhost import layout, tree
 from ddtree_deploy.onhost.boot import BOOT
 from ddtree_deploy.onhost.journal import read

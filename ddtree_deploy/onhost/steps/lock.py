@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from .. import recover
 from ..context import Context, StepFailed
@@ -20,12 +22,24 @@ def do(ctx: Context) -> str:
     for run in recover.orphans(ctx.state_dir, but=ctx.plan.run):
         ctx.progress(f"run {run} ended without a verdict: recovering it first")
         ctx.deadline = time.monotonic() + recover.LIMIT_S
-        code, reason = recover.by_its_own_runner(ctx.state_dir / "runs" / run, lock.fd, ctx.progress)
+        code, reason = recover.by_its_own_runner(ctx.state_dir / "runs" / run, lock.fd, _show(ctx))
         if code == 3:
             raise StepFailed(f"run {run} could not be recovered: {reason}", exit_code=3)
         recovered.append(f"recovered run {run}: {reason}")
     ctx.journal.write("locked", sync=True, step=ctx.step.name)
     return "; ".join(["ours", *recovered])
+
+
+def _show(ctx: Context) -> Callable[[dict[str, Any]], None]:
+    def show(event: dict[str, Any]) -> None:
+        if event["e"] == "undo":
+            ctx.progress(
+                f"{event['what']} of {event['step']}: {event['phase']} {event.get('reason', '')}".rstrip()
+            )
+        elif event["e"] == "progress":
+            ctx.progress(event["text"])
+
+    return show
 
 
 def describe(owner: dict[str, object]) -> str:
