@@ -338,6 +338,25 @@ def _connecting(pid: int) -> bool:
         return False
 
 
+def test_a_runner_that_died_is_said_and_its_run_recovered_by_command(box: Box) -> None:
+    before = box.snapshot()
+    with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    os.kill(next(e["pid"] for e in running.seen if e["e"] == "run"), signal.SIGKILL)
+    done = running.finish()
+    assert done.code == 3, done
+    assert done.outcome["next_command"] == "ddtree-deploy recover box"
+    status = box.plain("status", "box")
+    assert "ended without a verdict at step hold" in status.stdout
+    assert differs(box, before) != []
+    recovered = box.plain("recover", "box")
+    assert recovered.returncode == 0, recovered.stdout + recovered.stderr
+    assert differs(box, before) == []
+    again = box.plain("recover", "box")
+    assert again.returncode == 0 and "nothing to recover" in again.stdout
+
+
 # ---- with a service --------------------------------------------------------------------------------------
 
 
