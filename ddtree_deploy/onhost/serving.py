@@ -56,10 +56,17 @@ def result_of(ctx: Context, kind: str) -> dict[str, Any]:
 
 def require_serving(ctx: Context, control: ServiceControl) -> None:
     """Skip a gate on a service that is down by design; fail where this run had started it."""
+    started = result_of(ctx, "start")
+    if started:
+        runs, how = control.alive()
+        if not runs:
+            raise StepFailed(f"the service is down: {how}")
+        now = control.footprint().main
+        if now != started["pid"]:
+            raise StepFailed(f"the service was restarted by somebody: process {started['pid']} is {now} now")
+        return
     if control.active():
         return
-    if result_of(ctx, "start"):
-        raise StepFailed(f"the service is down: {control.alive()[1]}")
     raise StepSkipped("the service is down, and this run did not start it")
 
 

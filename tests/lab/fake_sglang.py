@@ -18,6 +18,7 @@ Moods:
   zombie                    a child in its own session keeps the port after the server is gone
   orphan                    a child in the server's session outlives it, renamed: no environment, no port
   ignore_term               SIGTERM is ignored
+  linger_s                  after SIGTERM it serves on for so long, with /health at 503, as SGLang does
   wrong_tokens              every token is another one from this position on
   fewer_tokens              this many tokens less than asked
   no_tokens                 200 with an empty output
@@ -67,6 +68,7 @@ class Fake:
         self.running = 0
         self.flushed = 0
         self.stopping = threading.Event()
+        self.ending = False
 
     def mood(self, key: str, default: Any = None) -> Any:
         moods = json.loads(self.args.fake)
@@ -123,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fake, path = self.fake, self.path.split("?")[0]
         if path in ("/health", "/health_generate"):
-            return self.reply("", kind="text/plain")
+            return self.reply("", 503 if fake.ending else 200, kind="text/plain")
         key = fake.args.api_key
         if key and self.headers.get("Authorization") != f"Bearer {key}":
             return self.reply({"error": "Unauthorized"}, 401)
@@ -298,6 +300,8 @@ def main() -> None:
         threading.Thread(target=drain, daemon=True).start()
 
     def drain() -> None:
+        fake.ending = True
+        time.sleep(float(fake.mood("linger_s", 0.0)))
         server.shutdown()
         fake.stopping.set()
         while fake.running:

@@ -156,12 +156,13 @@ def port_open(port: int) -> bool:
 
 @contextlib.contextmanager
 def lab_at(root: Path) -> Iterator[Lab]:
-    lab = Lab(root, free_port())
-    lab.mood()
-    try:
-        yield lab
-    finally:
-        lab.clean()
+    with free_port() as port:
+        lab = Lab(root, port)
+        lab.mood()
+        try:
+            yield lab
+        finally:
+            lab.clean()
 
 
 def do(ctx: Context, name: str) -> str:

@@ -211,6 +211,50 @@ def test_a_failed_stop_leaves_a_running_service_alone(lab: Lab) -> None:
     assert old.poll() is None and of(ctx).describe().pid == old.pid
 
 
+def test_one_that_answers_while_it_drains_is_not_taken_for_one_that_stays(lab: Lab) -> None:
+    lab.mood(linger_s=6)
+    old = lab.start_by_hand()
+    service = lab.service("adopted")
+    ctx = lab.context(service, StepSpec("stop", "stop", 60, {"limit_s": 1}))
+    of(ctx).record(ctx.backup_dir)
+    with pytest.raises(StepFailed, match=f"process {old.pid} "):
+        do(ctx, "stop")
+    assert of(ctx).generates() and of(ctx).ending()
+    ctx.plan.steps[0].options["limit_s"] = 30
+    assert undo(ctx) == []
+    assert old.wait(1) == 0
+    assert of(ctx).describe().pid != old.pid and of(ctx).generates()
+
+
+def test_a_stranger_on_the_port_is_not_stopped_by_the_undo_of_a_start(lab: Lab) -> None:
+    """The start failed, and meanwhile somebody else took the port: that one is not ours to end."""
+    lab.mood(exit_at_once=1)
+    lab_service = lab.service("adopted", launch=launch(lab))
+    ctx = lab.context(lab_service, "start")
+    (lab.site / "services" / "sglang").mkdir(parents=True)
+    of(ctx)._save(  # type: ignore[attr-defined]
+        {"argv": lab.command(), "env": {}, "cwd": "/", "base": lab.command(), "base_env": {}}
+    )
+    with pytest.raises(StepFailed, match="did not stay up"):
+        do(ctx, "start")
+    lab.mood()
+    stranger = lab.start_by_hand()
+    assert undo(ctx) == []
+    assert stranger.poll() is None and port_open(lab.port)
+
+
+def test_a_restart_behind_our_back_fails_the_next_gate(lab: Lab) -> None:
+    ctx = lab.context(lab.service(launch=launch(lab)), "start", "health")
+    of(ctx).apply_launch(ctx)
+    do(ctx, "start")
+    first = of(ctx).describe().pid
+    stopping.stop(ctx, of(ctx), limit_s=20, kill=False)
+    of(ctx).start(ctx)
+    until(lambda: port_open(lab.port), "it serves again")
+    with pytest.raises(StepFailed, match=f"process {first} is"):
+        do(ctx, "health")
+
+
 def test_what_was_down_stays_down(lab: Lab) -> None:
     service = lab.service(launch=launch(lab))
     ctx = lab.context(service, "stop", "start")
@@ -314,8 +358,7 @@ def test_rollback_of_a_service_that_was_down_leaves_it_down(lab: Lab) -> None:
 def test_ports_are_seen_on_ipv6_too() -> None:
     import socket
 
-    port = free_port()
-    with socket.socket(socket.AF_INET6) as s:
+    with free_port() as port, socket.socket(socket.AF_INET6) as s:
         s.bind(("::1", port))
         s.listen()
         assert proc.listeners()[port] == {os.getpid()}

@@ -187,7 +187,7 @@ def test_the_record_holds_what_a_restore_needs(host: Host) -> None:
     ctx = host.lab.context(control.service)
     record = control.record(ctx.backup_dir)
     assert (record.active, record.generated) == (False, False)
-    assert record.definition == {"path": str(host.drop_in), "content": None}
+    assert record.definition == {"path": str(host.drop_in), "content": None, "mode": None}
     assert (ctx.backup_dir / "service.json").stat().st_mode & 0o777 == 0o600
 
 

@@ -107,6 +107,18 @@ class ServiceControl(ABC):
         """Whether what `start` started still runs, and if not, how it ended (a crash loop is an end)."""
 
     @abstractmethod
+    def started(self) -> bool:
+        """Something that `start` started lives, be it only a part of it."""
+
+    def ending(self) -> bool:
+        """It was asked to end and still drains: it may answer, and will be gone. SGLang's /health is 503."""
+        try:
+            self.endpoint.call("GET", "/health", seconds=10.0)
+        except HttpError as e:
+            return e.status == 503
+        return False
+
+    @abstractmethod
     def running_argv(self) -> list[str]:
         """The command line of the running server; empty when none runs."""
 

@@ -13,9 +13,9 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import signal
 import subprocess
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from typing import Any
 from ..context import Context, StepFailed
 from ..facts_format import ServiceFacts
 from ..protocol import Service
-from . import base, container, launch, proc, spawn, systemctl
+from . import base, container, launch, logs, proc, spawn, systemctl
 from .base import Footprint, Record, ServiceControl, ServiceError
 from .spawn import LaunchSpec
+from .systemctl import SystemctlError
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_KEEP_LOGS = 5
 # Children of this very process: only their parent can learn how they ended.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -63,9 +63,16 @@ class ProcessControl(ServiceControl):
 
     def _main(self) -> proc.Proc | None:
         ours = self._ours()
-        if ours is not None or self.service.kind == "supervised":
+        if ours is not None or self.service.kind == "supervised" or self._left_over():
             return ours
         return proc.server_of(self.endpoint.port)
+
+    def _left_over(self) -> set[int]:
+        """Processes of ours, also after the main one has ended."""
+        return self._marked() | self._session(proc.table())
+
+    def started(self) -> bool:
+        return bool(self._left_over())
 
     def _saved(self) -> dict[str, Any] | None:
         try:
@@ -176,10 +183,11 @@ class ProcessControl(ServiceControl):
     def _unadoptable(self, pid: int) -> str:
         if not proc.argv(pid) or not proc.environ(pid) or not proc.cwd(pid):
             return f"command line, environment or folder of process {pid} cannot be read"
-        if any(path.endswith(".service") and "/user@" not in path for path in proc.cgroups(pid)):
-            unit = next(path for path in proc.cgroups(pid) if path.endswith(".service")).rsplit("/", 1)[1]
-            if unit not in ("ssh.service", "sshd.service", "cron.service"):
-                return f"process {pid} belongs to {unit}: use `kind: systemd` with `unit: {unit}`"
+        units = {path.rsplit("/", 1)[1] for path in proc.cgroups(pid) if path.endswith(".service")}
+        for unit in sorted(units):
+            with contextlib.suppress(SystemctlError):
+                if systemctl.show(unit, ["MainPID"]).get("MainPID") == str(pid):
+                    return f"process {pid} is run by systemd: use `kind: systemd` with `unit: {unit}`"
         return ""
 
     def _masked(self, argv: list[str]) -> list[str]:
@@ -250,7 +258,7 @@ class ProcessControl(ServiceControl):
 
     def log_tail(self, lines: int = 15) -> list[str]:
         path = self._running().get("log", "")
-        return [self.mask(line) for line in tail(Path(path), lines)] if path else []
+        return [logs.line(self.mask(text)) for text in logs.tail(Path(path), lines)] if path else []
 
     def log_mark(self) -> str:
         try:
@@ -300,12 +308,12 @@ class ProcessControl(ServiceControl):
         if saved is None:
             raise StepFailed(f"service {self.service.name}: {self._nothing()}")
         spec = LaunchSpec.from_dict(saved)
-        log = self._new_log()
+        log = logs.new(self.folder / "logs")
         todo = {**asdict(spec), "env": {**spec.env, spawn.MARK: self.mark}, "log": str(log)}
         path = self.folder / "start.json"
         base.replace(path, json.dumps(todo).encode(), 0o600)
         ctx.progress(f"starting: {launch.shown(spec.argv, self.known_secrets())}")
-        unit = f"ddtree-{self.service.name}.service" if spawn.systemd_is_init() and not os.geteuid() else ""
+        unit = self._unit() if spawn.systemd_is_init() and not os.geteuid() else ""
         try:
             pid = self._launch(path, unit)
         except (OSError, subprocess.SubprocessError) as e:
@@ -320,6 +328,11 @@ class ProcessControl(ServiceControl):
         }
         base.replace(self.folder / "running.json", json.dumps(running).encode(), 0o600)
 
+    def _unit(self) -> str:
+        """Name of the transient unit; the folder's digest tells apart services of one name."""
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.service.name)
+        return f"ddtree-{name}-{base.digest(str(self.folder))[:8]}.service"
+
     def _launch(self, path: Path, unit: str) -> int:
         if not unit:
             child = spawn.session(path, self.mark)
@@ -327,26 +340,6 @@ class ProcessControl(ServiceControl):
             return child.pid
         spawn.transient(path, self.mark, unit)
         return int(systemctl.show(unit, ["ExecMainPID"]).get("ExecMainPID", "0"))
-
-    def _new_log(self) -> Path:
-        folder = self.folder / "logs"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in sorted(folder.glob("server-*.log"))[: -_KEEP_LOGS + 1]:
-            old.unlink(missing_ok=True)
-        return folder / f"server-{time.time_ns()}.log"
-
-
-def tail(path: Path, lines: int, size: int = 65536) -> list[str]:
-    """The last lines of a log; of a line rewritten with carriage returns (a progress bar) the last state."""
-    try:
-        with path.open("rb") as f:
-            f.seek(0, os.SEEK_END)
-            f.seek(max(0, f.tell() - size))
-            text = f.read().decode(errors="replace")
-    except OSError:
-        return []
-    rows = ([part for part in row.split("\r") if part.strip()] for row in text.split("\n"))
-    return [parts[-1].rstrip() for parts in rows if parts][-lines:]
 
 
 def _ended(rc: int) -> str:

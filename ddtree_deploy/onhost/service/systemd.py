@@ -15,9 +15,8 @@ from typing import Any
 from ..context import Context, StepFailed
 from ..facts_format import ServiceFacts
 from ..protocol import Service
-from . import base, container, launch, proc, systemctl, unitfile
+from . import base, container, launch, logs, proc, systemctl, unitfile
 from .base import Footprint, Record, ServiceControl, ServiceError
-from .process import tail
 from .systemctl import SystemctlError
 
 # Drop-ins are read in the order of their file names, whatever folder they are in.
@@ -201,6 +200,12 @@ class SystemdControl(ServiceControl):
     def active(self) -> bool:
         return self._show().get("ActiveState") in ("active", "activating", "reloading", "deactivating")
 
+    def started(self) -> bool:
+        return self.active() or bool(self.footprint().members)
+
+    def ending(self) -> bool:
+        return self._show().get("ActiveState") == "deactivating" or super().ending()
+
     def footprint(self) -> Footprint:
         shown = self._show()
         pids = proc.in_cgroup(shown.get("ControlGroup", "") or f"/system.slice/{self.unit}") - {os.getpid()}
@@ -233,8 +238,10 @@ class SystemdControl(ServiceControl):
 
     def log_tail(self, lines: int = 15) -> list[str]:
         path = self._log_file()
-        found = tail(path, lines) if path else self._journal(["-o", "cat", "-n", str(lines)]).splitlines()
-        return [self.mask(line.rsplit("\r", 1)[-1]) for line in found][-lines:]
+        found = (
+            logs.tail(path, lines) if path else self._journal(["-o", "cat", "-n", str(lines)]).splitlines()
+        )
+        return [logs.line(self.mask(text.rsplit("\r", 1)[-1])) for text in found][-lines:]
 
     def log_mark(self) -> str:
         path = self._log_file()
@@ -256,9 +263,11 @@ class SystemdControl(ServiceControl):
     # ---- changing -------------------------------------------------------------------------------------
 
     def definition(self) -> dict[str, Any] | None:
-        """{"path", "content"}: base64 of our drop-in as it is, or null."""
-        content = base.encode(self.drop_in.read_bytes()) if self.drop_in.exists() else None
-        return {"path": str(self.drop_in), "content": content}
+        """{"path", "content", "mode"}: our drop-in as it is, in base64; null where there is none."""
+        there = self.drop_in.exists()
+        content = base.encode(self.drop_in.read_bytes()) if there else None
+        mode = self.drop_in.stat().st_mode & 0o777 if there else None
+        return {"path": str(self.drop_in), "content": content, "mode": mode}
 
     def _reload(self) -> None:
         try:
@@ -289,15 +298,16 @@ class SystemdControl(ServiceControl):
             raise StepFailed(f"systemd does not read {self.drop_in} last: {' '.join(paths) or 'no drop-ins'}")
 
     def restore_launch(self, ctx: Context, folder: Path) -> None:
-        kept = (Record.load(folder).definition or {}).get("content")
+        record = Record.load(folder).definition
+        kept = (record or {}).get("content")
         if kept is None:
             existed = self.drop_in.exists()
             base.remove(self.drop_in)
             if existed and not any(self.drop_in.parent.iterdir()):
                 self.drop_in.parent.rmdir()
-        else:
+        elif kept != (self.definition() or {}).get("content"):
             self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
-            base.replace(self.drop_in, base.decode(kept), 0o644)
+            base.replace(self.drop_in, base.decode(kept), int((record or {}).get("mode", 0o644)))
         self._reload()
 
     def launch_restored(self, folder: Path) -> str:

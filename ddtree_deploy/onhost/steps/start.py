@@ -42,6 +42,8 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     """Stop what this run started; what does not end is killed, because it is our own."""
     service = serving.service_of(ctx)
     control = serving.control_of(ctx)
+    if not control.started():
+        return
     stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True)
 
 

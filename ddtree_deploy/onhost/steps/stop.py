@@ -48,12 +48,18 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     if not before.active:
         return
     if _runs_as_before(control, before):
-        if not before.generated or control.generates():
+        # One that got SIGTERM may answer as long as it drains, and is gone a moment later.
+        if not control.ending() and (not before.generated or control.generates()):
             ctx.progress("the old service still runs")
             return
-        ctx.progress("the old service runs but does not answer any more: it is started again")
+        ctx.progress("the old service was asked to end: it is started again")
     # Whatever is half stopped or half started has to be gone first.
-    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=service.stop_kill)
+    stopping.stop(
+        ctx,
+        control,
+        limit_s=float(ctx.option("limit_s", service.stop_limit_s)),
+        kill=bool(ctx.option("kill", service.stop_kill)),
+    )
     control.restore_launch(ctx, folder)
     control.start(ctx)
     if before.generated:
