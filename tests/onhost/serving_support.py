@@ -28,14 +28,21 @@ PORTS = range(31300, 31400)
 DEADLINE_S = 60.0
 
 
-def free_port() -> int:
-    """A port of the tests' range that nobody listens on."""
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port of the tests' range that nobody listens on, claimed against other test runs on this machine."""
     start = os.getpid() % len(PORTS)
     for i in range(len(PORTS)):
         port = PORTS[(start + i) % len(PORTS)]
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
+        with socket.socket(socket.AF_UNIX) as claim, socket.socket() as probe:
+            try:
+                claim.bind(f"\0ddtree-test-port-{port}")
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            probe.close()
+            yield port
+            return
     raise AssertionError("no free port in the range")
 
 
