@@ -68,6 +68,9 @@ def check_plugin():
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+    from sglang_ddtree import versions
+
+    versions.check_sglang_version()
     from sglang.srt.speculative.spec_info import SpecInputType, SpeculativeAlgorithm
 
     try:
@@ -80,9 +83,8 @@ def check_plugin():
     if "DDTREE_VERIFY" not in SpecInputType.__members__:
         raise SmokeError("SpecInputType has no DDTREE_VERIFY")
 
-    from sglang_ddtree import hooks, versions
+    from sglang_ddtree import hooks
 
-    versions.check_sglang_version()
     hooks.install(hooks.WORKER_HOOKS)
     hooks.assert_in_place()
     expect("worker class", algorithm.factory(None).__name__, "DDTreeWorker")

@@ -62,11 +62,12 @@ REFUSALS = (
         "--enable-return-routed-experts is not supported with DDTREE",
     ),
     Refusal(
-        lambda cfg: (
-            cfg.speculative_accept_threshold_single != 1.0 or cfg.speculative_accept_threshold_acc != 1.0
-        ),
-        "--speculative-accept-threshold-single and -acc other than 1.0 change the output distribution; "
-        "DDTREE is lossless and refuses them",
+        _chosen("speculative_accept_threshold_single", 1.0),
+        "--speculative-accept-threshold-single other than 1.0 is not lossless; DDTREE refuses it",
+    ),
+    Refusal(
+        _chosen("speculative_accept_threshold_acc", 1.0),
+        "--speculative-accept-threshold-acc other than 1.0 is not lossless; DDTREE refuses it",
     ),
     Refusal(
         _chosen("speculative_use_rejection_sampling", False),

@@ -1,0 +1,139 @@
+"""The gates' scripts: they pass on the payload as it is, and each fails on the payload broken its way."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import sglang.srt.speculative.dflash_worker_v2  # noqa: F401  (once, before the forks)
+from conftest import REPOSITORY
+from forked import run_script
+from sglang.srt import plugins
+
+CHECKS = REPOSITORY / "payload" / "checks"
+MARKER = "ddtree_import_ok 5 [0, 1] 777 None"
+assert not plugins._plugins_loaded, "run these tests in a process of their own: each fork loads the plugins"
+ENTRY_POINTS = "[sglang.srt.plugins]\nddtree = sglang_ddtree.plugin:register\n"
+LAUNCH = ["--model-path", "m", "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"]
+
+
+@pytest.fixture
+def staged(tmp_path):
+    """A staged payload: a copy of the package and its .dist-info."""
+    shutil.copytree(REPOSITORY / "payload" / "sglang_ddtree", tmp_path / "sglang_ddtree")
+    info = tmp_path / "sglang_ddtree-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-ddtree\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return tmp_path
+
+
+def smoke(staged):
+    return run_script(CHECKS / "ddtree_smoke.py", python_path=[staged])
+
+
+def edit(file: Path, old: str, new: str):
+    text = file.read_text()
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {file.name}"
+    file.write_text(text.replace(old, new))
+
+
+def test_the_smoke_test_passes_on_the_payload(staged):
+    outcome = smoke(staged)
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.splitlines()[-1] == MARKER
+    assert str(staged) in outcome.out, "it must have imported the staged package"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "reason"),
+    [
+        (
+            "ddtree_worker.py",
+            "    def _build_ddtree_verify_input(",
+            "    def _build_verify_input(",
+            "has no DDTreeWorker._build_ddtree_verify_input",
+        ),
+        ("plugin.py", "    spec_algorithm.register_algorithm()\n", "", "DDTREE is not registered"),
+        (
+            "tree_reference.py",
+            "(*path[:-1], rank + 1), parent))",
+            "(*path[:-1], rank + 1), ROOT if len(path) > 1 else parent))".replace("ROOT", "0"),
+            "",
+        ),
+        ("tree_reference.py", "path, parent = heapq.heappop(heap)", "path, parent = heap.pop()", ""),
+        (
+            "ddtree_utils.py",
+            "return accepted, choices[node]",
+            "return accepted, choices[ROOT]",
+            "accepted and bonus",
+        ),
+        ("versions.py", '("0.5.23",)', '("0.5.22",)', "tested with SGLang 0.5.22 only; found 0.5.23"),
+        (
+            "hooks.py",
+            '("req", "enable_overlap")',
+            '("req",)',
+            "validate_dflash_request takes (req, enable_overlap)",
+        ),
+        ("ddtree_worker.py", "class Window(NamedTuple):", "class Window(NamedTuple)", "SyntaxError"),
+    ],
+    ids=[
+        "symbol missing",
+        "not registered",
+        "wrong parent",
+        "wrong order",
+        "wrong bonus",
+        "untested SGLang",
+        "hook does not fit",
+        "syntax error",
+    ],
+)
+def test_the_smoke_test_fails_on_a_broken_payload(staged, file, old, new, reason):
+    edit(staged / "sglang_ddtree" / file, old, new)
+    outcome = smoke(staged)
+    assert outcome.status == 1
+    assert MARKER not in outcome.out
+    assert outcome.reason.startswith("ddtree_smoke: ") and reason in outcome.reason, outcome.err
+
+
+def test_the_smoke_test_fails_without_the_entry_point(staged):
+    shutil.rmtree(staged / "sglang_ddtree-0.1.0.dist-info")
+    outcome = smoke(staged)
+    assert outcome.status == 1
+    assert "no entry point 'ddtree'" in outcome.reason
+
+
+def parse(staged, *arguments):
+    return run_script(CHECKS / "parse_argv.py", "--", *arguments, python_path=[staged])
+
+
+def test_a_ddtree_command_parses(staged):
+    outcome = parse(
+        staged, *LAUNCH, "--speculative-ddtree-budget", "16", "--speculative-ddtree-topk-cap", "8"
+    )
+    assert (outcome.status, outcome.out.splitlines()[-1]) == (0, "parse_argv_ok"), outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([*LAUNCH, "--speculative-ddtree-budget", "0"], "--speculative-ddtree-budget must be at least 1"),
+        ([*LAUNCH, "--speculative-ddtree-budget", "many"], "invalid int value: 'many'"),
+        ([*LAUNCH, "--tp-size", "8"], "--tp-size"),
+        (["--model-path", "m", "--speculative-algorithm", "DDTREE"], "needs --speculative-draft-model-path"),
+        (["--model-path", "m", "--speculative-algorithm", "DDTRE"], "DDTRE"),
+        (["--model-path", "m", "--speculative-ddtree-budget", "8"], "needs --speculative-algorithm DDTREE"),
+        (["--model-path", "m", "--no-such-flag"], "--no-such-flag"),
+        ([], "--model-path"),
+    ],
+)
+def test_a_command_that_cannot_start_is_refused_in_one_line(staged, arguments, reason):
+    outcome = parse(staged, *arguments)
+    assert outcome.status == 1
+    assert outcome.reason.startswith("parse_argv: ") and reason in outcome.reason, outcome.err
+
+
+def test_a_command_for_ddtree_without_the_plugin_is_refused(staged):
+    shutil.rmtree(staged / "sglang_ddtree-0.1.0.dist-info")
+    outcome = parse(staged, *LAUNCH)
+    assert outcome.status == 1
+    assert "DDTREE" in outcome.reason
