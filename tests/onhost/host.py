@@ -75,10 +75,11 @@ class Host:
     runs: int = 0
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     runner: bytes = b""
+    base: str = sys.executable  # the interpreter that the venv is made of
 
     def __post_init__(self) -> None:
         venv = self.root / "venv"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+        subprocess.run([self.base, "-m", "venv", "--without-pip", str(venv)], check=True)
         self.python = str(venv / "bin" / "python")
         (self.site_dir_of_venv,) = venv.glob("lib/python*/site-packages")
         self.site = Path(os.path.realpath(self.site_dir_of_venv))

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import recover
 from ..context import Context, StepFailed
+from ..layout import write_json
 from ..lock import Held, SiteLock
 
 
@@ -18,6 +19,8 @@ def do(ctx: Context) -> str:
     except Held as held:
         raise StepFailed(describe(held.owner), exit_code=5) from None
     ctx.lock = lock
+    if not (ctx.state_dir / "site.json").exists():
+        write_json(ctx.state_dir / "site.json", {"site": ctx.plan.site})
     recovered = []
     for run in recover.orphans(ctx.state_dir, but=ctx.plan.run):
         ctx.progress(f"run {run} ended without a verdict: recovering it first")
