@@ -33,7 +33,8 @@ SYMBOLS = {
     "sglang_ddtree.ddtree_worker": (
         "DDTreeWorker",
         "DDTreeWorker._build_ddtree_verify_input",
-        "DDTreeWorker._target_choices",
+        "DDTreeWorker._greedy_tree_paths",
+        "DDTreeWorker._sample_tree_paths",
         "DDTreeWorker._commit",
         "DDTreeWorker.forward_batch_generation",
     ),

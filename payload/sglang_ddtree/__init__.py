@@ -9,6 +9,10 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     tree_reference   the plain best-first search that defines the result
     draft_topk       logits to ranked log-probs
     ddtree_info      what travels with a batch: draft input and verify input
+    tree_batch       the trees of a batch, padded
+    ddtree_mask      the tree mask in the layout of the attention backend
+    ddtree_sampling  the target's own draw at every node
+    ddtree_verify    the walk, and the one commit after it
     ddtree_worker    draft -> tree -> verify -> commit
     server_args      flags, their validation, and what a DDTREE server refuses
     request_checks   what a DDTREE server refuses per request

@@ -27,7 +27,9 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_spec
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _resolve_dflash_embedding_module
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -36,6 +38,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang_ddtree import hooks
 from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
 from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
+from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_verify import AcceptedPaths, commit_accepted_paths, walk_tree
 from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
 from sglang_ddtree.metrics import log_verified_trees
@@ -114,6 +117,9 @@ class DDTreeWorker(DFlashWorkerV2):
             super().init_attention_backends()
         self._mask_layout = tree_mask_layout(self.model_runner.attn_backend)
 
+    def _validate_phase1_sampling_support(self, batch: ScheduleBatch) -> None:
+        """DFLASH warns here of a greedy fallback; DDTREE samples on every device."""
+
     def prewarm_sampling(self) -> Any:
         # DFLASH rehearses its chain sampler, which DDTREE does not use.
         return self.model_runner.prewarm_sampling()
@@ -163,8 +169,11 @@ class DDTreeWorker(DFlashWorkerV2):
         trees = build_ddtree_batch(topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget)
         verify_input = self._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
         logits_output = self._verify(batch, verify_input, window)
-        choices = self._target_choices(batch, logits_output.next_token_logits)
-        paths = walk_tree(verify_input, choices, max_nodes=self.block_size)
+        logits = self._adjusted_logits(batch, logits_output.next_token_logits)
+        if batch.sampling_info is None or batch.sampling_info.is_all_greedy:
+            choices, paths = self._greedy_tree_paths(verify_input, logits)
+        else:
+            choices, paths = self._sample_tree_paths(verify_input, logits, batch.sampling_info)
         if self.ddtree.debug_metrics:
             log_verified_trees(trees.trees, self.ddtree.budget, choices, paths, batch.reqs)
         return self._commit(batch, paths, logits_output, window, on_publish)
@@ -292,9 +301,32 @@ class DDTreeWorker(DFlashWorkerV2):
             )
         return logits_output
 
-    def _target_choices(self, batch: ScheduleBatch, logits: torch.Tensor) -> torch.Tensor:
-        """The target's own token at every node, ``[bs, N]`` int64, from its logits ``[bs * N, V]``."""
-        return logits.argmax(-1).view(-1, self.num_nodes)
+    def _adjusted_logits(self, batch: ScheduleBatch, logits: torch.Tensor) -> torch.Tensor:
+        """Add each request's logit bias at all of its nodes; what depends on the path is refused earlier."""
+        if batch.sampling_info is not None:
+            apply_dflash_verify_logits_adjustments(
+                next_token_logits=logits, sampling_info=batch.sampling_info, draft_token_num=self.num_nodes
+            )
+        return logits
+
+    def _greedy_tree_paths(
+        self, verify_input: DDTreeVerifyInput, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, AcceptedPaths]:
+        """T = 0: the target's best token at every node, ``[bs, N]``, and the paths that they accept."""
+        choices = logits.argmax(-1).view(-1, self.num_nodes)
+        return choices, walk_tree(verify_input, choices, max_nodes=self.block_size)
+
+    def _sample_tree_paths(
+        self, verify_input: DDTreeVerifyInput, logits: torch.Tensor, sampling_info: SamplingBatchInfo
+    ) -> tuple[torch.Tensor, AcceptedPaths]:
+        """T > 0: the target's own draw at every node, ``[bs, N]``, and the paths that they accept.
+
+        Lossless by construction: whether a draw is a child decides only how far one forward reaches.
+        """
+        draws = draw_at_nodes(
+            self.model_runner.sampler, logits, sampling_info, verify_input.positions, self.num_nodes
+        )
+        return draws, walk_tree(verify_input, draws, max_nodes=self.block_size)
 
     def _commit(
         self,

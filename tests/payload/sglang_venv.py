@@ -29,7 +29,7 @@ PROMPTS = [
 ]
 SETUP_COMMAND = "ddtree-deploy sandbox up   # or: DDTREE_SGLANG_PYTHON=/path/to/venv/bin/python"
 PORTS = range(31100, 31200)
-START_DEADLINE_S = 300
+START_DEADLINE_S = 600
 REQUEST_DEADLINE_S = 240
 
 
