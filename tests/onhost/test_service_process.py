@@ -137,7 +137,7 @@ def test_case_18_a_leftover_that_holds_the_port_is_named_and_not_raced(lab: Lab)
     of(ctx).record(ctx.backup_dir)
     with pytest.raises(StepFailed) as failed:
         do(ctx, "stop")
-    (holder,) = proc.listeners()[lab.port]
+    (holder,) = proc.holders(lab.port)
     assert f"process {holder} (" in failed.value.reason and "sglang::scheduler-of-fake" in failed.value.reason
     assert f"on port {lab.port}" in failed.value.reason and "stop: {kill: true}" in failed.value.reason
     assert proc.read(holder) is not None, "it was not killed: nobody said so"
@@ -355,11 +355,26 @@ def test_rollback_of_a_service_that_was_down_leaves_it_down(lab: Lab) -> None:
         do(back, "health")
 
 
+def test_a_stranger_that_was_given_an_inner_port_is_no_leftover() -> None:
+    """The number is the same, the socket is another: it was opened after the stop."""
+    import socket
+
+    from ddtree_deploy.onhost.service.base import Footprint
+
+    with free_port() as port, free_port() as endpoint, socket.socket() as s:
+        s.bind(("127.0.0.1", port))
+        s.listen()
+        (ours,) = [x for x in proc.sockets_of({os.getpid()}) if x[0] == port]
+        assert stopping.held_ports(Footprint(sockets=frozenset({ours})), endpoint) == {port: {os.getpid()}}
+        assert stopping.held_ports(Footprint(sockets=frozenset({(port, "1")})), endpoint) == {}
+        assert stopping.held_ports(Footprint(), port) == {port: {os.getpid()}}
+
+
 def test_ports_are_seen_on_ipv6_too() -> None:
     import socket
 
     with free_port() as port, socket.socket(socket.AF_INET6) as s:
         s.bind(("::1", port))
         s.listen()
-        assert proc.listeners()[port] == {os.getpid()}
+        assert proc.holders(port) == {os.getpid()}
         assert proc.port_open(port)

@@ -31,11 +31,15 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a running service holds: processes as (pid, start), and the TCP ports they listen on."""
+    """What a running service holds: processes as (pid, start), listening sockets as (TCP port, inode)."""
 
     main: int = 0
     members: frozenset[tuple[int, int]] = frozenset()
-    ports: frozenset[int] = frozenset()
+    sockets: frozenset[tuple[int, str]] = frozenset()
+
+    @property
+    def ports(self) -> set[int]:
+        return {port for port, _ in self.sockets}
 
     def living(self) -> list[int]:
         return sorted(pid for pid, start in self.members if proc.alive(pid, start))

@@ -138,7 +138,7 @@ def bytes_read(pids: Iterable[int]) -> int:
     return total
 
 
-def _listening_inodes() -> dict[str, int]:
+def listening_inodes() -> dict[str, int]:
     """Socket inode -> TCP port, of every listening socket in this network namespace, IPv4 and IPv6."""
     found: dict[str, int] = {}
     for name in ("tcp", "tcp6"):
@@ -164,31 +164,21 @@ def _sockets(pid: int) -> set[str]:
     return found
 
 
-def listeners() -> dict[int, set[int]]:
-    """TCP port -> processes that hold it. A port whose holder may not be seen has an empty set."""
-    inodes = _listening_inodes()
-    found: dict[int, set[int]] = {port: set() for port in inodes.values()}
-    for pid in pids():
-        for inode in _sockets(pid) & inodes.keys():
-            found[inodes[inode]].add(pid)
-    return found
-
-
-def ports_of(pids: set[int]) -> set[int]:
-    """TCP ports that any of these processes listens on."""
-    inodes = _listening_inodes() if pids else {}
-    return {inodes[inode] for pid in pids for inode in _sockets(pid) & inodes.keys()}
+def sockets_of(pids: set[int]) -> set[tuple[int, str]]:
+    """(TCP port, socket inode) of all that any of these processes listens on."""
+    inodes = listening_inodes() if pids else {}
+    return {(inodes[inode], inode) for pid in pids for inode in _sockets(pid) & inodes.keys()}
 
 
 def holders(port: int) -> set[int]:
     """Processes that listen on this port; empty also when they may not be seen (see `port_open`)."""
-    inodes = {inode for inode, p in _listening_inodes().items() if p == port}
+    inodes = {inode for inode, p in listening_inodes().items() if p == port}
     return {pid for pid in pids() if _sockets(pid) & inodes} if inodes else set()
 
 
 def port_open(port: int) -> bool:
     """Somebody listens on this TCP port."""
-    return port in _listening_inodes().values()
+    return port in listening_inodes().values()
 
 
 def server_of(port: int) -> Proc | None:
@@ -217,5 +207,5 @@ def marked(name: str, value: str) -> set[int]:
 
 def command(pid: int, limit: int = 160) -> str:
     """The command line for people, cut."""
-    text = " ".join(argv(pid)) or "?"
+    text = " ".join(" ".join(argv(pid)).split()) or "?"  # a renamed process pads its new name
     return text if len(text) <= limit else text[: limit - 3] + "..."

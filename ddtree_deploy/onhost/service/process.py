@@ -239,7 +239,7 @@ class ProcessControl(ServiceControl):
             # Only where it leads its group or session: in a terminal these hold the user's shell, too.
             pids |= {p.pid for p in processes.values() if main.pid in (p.pgid, p.sid)}
         members = frozenset(processes[pid].key for pid in pids if pid in processes)
-        return Footprint(main.pid if main else 0, members, frozenset(proc.ports_of(pids) if pids else ()))
+        return Footprint(main.pid if main else 0, members, frozenset(proc.sockets_of(pids)))
 
     def alive(self) -> tuple[bool, str]:
         running = self._running()

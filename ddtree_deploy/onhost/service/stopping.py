@@ -55,7 +55,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
         left = set(before.living())
         waited = time.monotonic() - began
         if not left:  # only now the costly looks over all processes
-            busy = busy_ports(ports)
+            busy = held_ports(before, control.endpoint.port)
             left = {pid for pid, _ in control.footprint().members}
             left |= {pid for holders in busy.values() for pid in holders}
             if not left and not busy:
@@ -66,7 +66,9 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
             _signal(before, left, signal.SIGTERM)
         if waited > limit_s:
             if not kill or killed:
-                raise StepFailed(leftovers(control, left, busy or busy_ports(ports), waited, kill))
+                raise StepFailed(
+                    leftovers(control, left, busy or held_ports(before, control.endpoint.port), waited, kill)
+                )
             killed, began = True, time.monotonic()
             limit_s = 10.0
             for pid in sorted(left):
@@ -75,12 +77,14 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
         ctx.pause(_POLL_S)
 
 
-def busy_ports(ports: list[int]) -> dict[int, set[int]]:
-    """Those of `ports` that somebody listens on, with the holders (empty when they may not be seen)."""
-    if not any(proc.port_open(port) for port in ports):
-        return {}
-    held = proc.listeners()
-    return {port: held[port] for port in ports if port in held}
+def held_ports(before: Footprint, endpoint: int) -> dict[int, set[int]]:
+    """Ports of `before` still held, and the endpoint's whoever holds it, with the holders (empty: not visible).
+
+    SGLang's inner ports are ephemeral: another program may be given the number at once, not the socket.
+    """
+    listening = proc.listening_inodes().items()
+    ports = {port for inode, port in listening if port == endpoint or (port, inode) in before.sockets}
+    return {port: proc.holders(port) for port in ports}
 
 
 def leftovers(
@@ -98,7 +102,7 @@ def leftovers(
 
 
 def _command(pid: int) -> str:
-    text = " ".join(mask_argv(proc.argv(pid))) or "?"
+    text = " ".join(" ".join(mask_argv(proc.argv(pid))).split()) or "?"
     return text if len(text) <= 200 else text[:197] + "..."
 
 

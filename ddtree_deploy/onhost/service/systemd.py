@@ -211,8 +211,7 @@ class SystemdControl(ServiceControl):
         pids = proc.in_cgroup(shown.get("ControlGroup", "") or f"/system.slice/{self.unit}") - {os.getpid()}
         processes = proc.table()
         members = frozenset(processes[pid].key for pid in pids if pid in processes)
-        ports = frozenset(proc.ports_of(pids)) if pids else frozenset[int]()
-        return Footprint(int(shown.get("MainPID") or 0), members, ports)
+        return Footprint(int(shown.get("MainPID") or 0), members, frozenset(proc.sockets_of(pids)))
 
     def alive(self) -> tuple[bool, str]:
         shown = self._show()

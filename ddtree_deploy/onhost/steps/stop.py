@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import serving
 from ..context import Context, StepFailed, StepSkipped, UndoFailed
-from ..service import Record, ServiceControl, ServiceError, stopping
+from ..service import Footprint, Record, ServiceControl, ServiceError, stopping
 from ..service.ready import wait_ready
 
 
@@ -18,7 +18,7 @@ def do(ctx: Context) -> str:
     if before is None:  # a playbook without `backup`
         before = control.record(ctx.backup_dir)
     if not control.active():
-        busy = stopping.busy_ports([control.endpoint.port])
+        busy = stopping.held_ports(Footprint(), control.endpoint.port)
         left = {pid for pid, _ in control.footprint().members}
         if busy or left:
             left |= {pid for holders in busy.values() for pid in holders}
