@@ -73,6 +73,7 @@ def follow(run_dir: Path, offset: int) -> int:
     controls = Controls()
     started = heard = time.monotonic()
     beat = 0.0
+    asked = False  # an interrupt that the runner has not got yet: it may be only starting
     _touch(run_dir)
     try:
         while True:
@@ -93,9 +94,10 @@ def follow(run_dir: Path, offset: int) -> int:
                 _send(b'{"e":"hb"}\n')
             for line in controls.wait(POLL_S):
                 heard = time.monotonic()
-                if line == "interrupt":
-                    interrupt(run_dir)
+                asked = asked or line == "interrupt"
                 _touch(run_dir)
+            if asked:
+                asked = not interrupt(run_dir)
             if controls.closed or time.monotonic() - heard > HEARTBEAT_LOST_S:
                 return GONE_EXIT
     except BrokenPipeError:

@@ -73,22 +73,22 @@ def run(run_dir: Path) -> int:
         return 5
     plan = load_plan(run_dir)
     ctx = open_context(run_dir, plan)
-    ctx.journal.write(
-        "run",
-        sync=True,
-        run=plan.run,
-        action=plan.action,
-        host=plan.host,
-        who=plan.who,
-        payload=plan.payload_name,
-        version=plan.payload_version,
-        variant=plan.variant,
-        release=plan.release,
-        steps=[s.name for s in plan.steps],
-        pid=os.getpid(),
-        boot_id=boot_id(),
-    )
-    with Interruption(ctx, run_dir):
+    with Interruption(ctx, run_dir):  # first: the pid in the `run` event invites an interrupt
+        ctx.journal.write(
+            "run",
+            sync=True,
+            run=plan.run,
+            action=plan.action,
+            host=plan.host,
+            who=plan.who,
+            payload=plan.payload_name,
+            version=plan.payload_version,
+            variant=plan.variant,
+            release=plan.release,
+            steps=[s.name for s in plan.steps],
+            pid=os.getpid(),
+            boot_id=boot_id(),
+        )
         outcome = execute(ctx)
         code = settle(ctx, outcome)
     if ctx.lock is not None:

@@ -295,3 +295,44 @@ def test_any_sequence_of_runs_crashes_and_recoveries(
             assert tree.changes(history[live["release"]], site.snapshot()) == []
         assert site.leftovers() == []
         assert bytecode.stale([str(p) for p in site.site.rglob("*.py")]) == []
+
+
+class Full(Disk):
+    """From the k-th new file on, there is no space left; and it stays so."""
+
+    def __init__(self, k: int) -> None:
+        self.left = k
+
+    def _take(self, path: str) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise OSError(28, "No space left on device", path)
+
+    def create(self, path: str, *args: Any, **kwargs: Any) -> None:
+        self._take(path)
+        super().create(path, *args, **kwargs)
+
+    def mkdir(self, path: str, *args: Any, **kwargs: Any) -> None:
+        self._take(path)
+        super().mkdir(path, *args, **kwargs)
+
+
+def test_a_disk_that_is_full_from_any_point_on_ends_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k = 0
+    code = 1
+    while code:
+        k += 1
+        site = Site(tmp_path / str(k))
+        before = site.snapshot()
+        plan = site.plan(WANTED)
+        with disk(monkeypatch, Full(k)):
+            code = site.run(plan)
+        if code:
+            end = read(site.site_dir / "runs" / plan.run / layout.JOURNAL)[0][-1]
+            assert (end["exit"], end["step"]) == (1, "install"), end
+            assert "No space left on device" in end["reason"]
+            assert tree.changes(before, site.snapshot()) == []
+            assert site.leftovers() == []
+    assert k > 5

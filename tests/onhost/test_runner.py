@@ -498,3 +498,60 @@ def test_a_rollback_without_its_backup_is_refused(host: Host) -> None:
     session = host.launch(plan, archive)
     assert session.wait() == 6
     assert "its backup is gone" in session.end["reason"]
+
+
+# ---- no room --------------------------------------------------------------------------------------------
+
+
+def _unmount(path: Path) -> None:
+    """As soon as the runner, which ends after its last line, has left it."""
+    until(lambda: subprocess.run(["umount", str(path)], check=False, capture_output=True).returncode == 0)
+
+
+@pytest.mark.parametrize(("size", "step"), [("100k", "launch"), ("1m", "preflight")])
+def test_without_room_for_the_state_nothing_is_touched_and_nothing_left(
+    host: Host, size: str, step: str
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small tmpfs")
+    host.state.mkdir(mode=0o700)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(host.state)], check=False
+    )
+    if mount.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        before = host.digest()
+        session = host.rollout()
+        assert (session.process.returncode, session.end["step"]) == (1, step), session.end
+        assert session.end["state"] == "nothing was changed"
+        assert host.digest() == before
+        if step == "launch":
+            assert list(host.state.iterdir()) == []
+        else:
+            assert_as_before(host, before, session.run)
+    finally:
+        _unmount(host.state)
+
+
+def test_a_read_only_venv_is_noticed_before_anything_is_touched(host: Host) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount")
+    bind = subprocess.run(["mount", "--bind", str(host.site), str(host.site)], check=False)
+    if bind.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(host.site)], check=True)
+        session = host.rollout()
+        assert (session.end["exit"], session.end["step"]) == (1, "preflight"), session.end
+        assert "mounted read-only" in session.end["reason"]
+    finally:
+        _unmount(host.site)
+
+
+def test_an_interrupt_sent_before_the_runner_is_up_is_not_lost(host: Host) -> None:
+    before = host.digest()
+    session = host.launch(*host.plan(steps=host.steps(waiting(host))))
+    session.send("interrupt")
+    assert session.wait() == 130
+    assert_as_before(host, before, session.run)
