@@ -34,7 +34,7 @@ BLOCK = 8
 TARGET_LAYERS = (1, 2)
 CONTINUATION = 72
 HALF_ACCEPT = 1.5
-ANCHORS, LEARNING_RATE, MAX_STEPS = 16, 1e-2, 600
+ANCHORS, LEARNING_RATE, MAX_STEPS = 8, 1.5e-2, 1000
 SHAPE: dict[str, int] = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
@@ -126,17 +126,28 @@ class Continuations:
         self.prompt_lengths = torch.tensor([len(ids) for ids in prompts])
         length = int(self.prompt_lengths.max()) + CONTINUATION
         self.ids = torch.zeros((len(prompts), length), dtype=torch.long)
-        for i, ids in enumerate(prompts):
-            self.ids[i, : len(ids)] = torch.tensor(ids)
-        rows = torch.arange(len(prompts))
         with torch.inference_mode():
-            # Causal attention: what stands behind a sequence's own end changes nothing before it.
-            for step in range(CONTINUATION):
-                at = self.prompt_lengths + step
-                logits = model(self.ids[:, : int(at.max())]).logits
-                self.ids[rows, at] = logits[rows, at - 1].argmax(-1)
+            for i, ids in enumerate(_greedy(model, prompts)):
+                self.ids[i, : len(ids)] = ids
+            # Causal attention: the padding behind a sequence's end changes nothing before it.
             states = model(self.ids, output_hidden_states=True).hidden_states
         self.features = torch.cat([states[layer + 1] for layer in TARGET_LAYERS], -1).clone()
+
+
+def _greedy(model: Qwen3ForCausalLM, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Each prompt with the `CONTINUATION` tokens that the target continues it by, end token or not."""
+    length = max(len(ids) for ids in prompts)
+    ids = torch.tensor([[END] * (length - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=CONTINUATION,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=END,
+    )
+    return [row[length - len(prompt) :] for row, prompt in zip(out, prompts, strict=True)]
 
 
 class Draft:
@@ -190,25 +201,26 @@ class Draft:
         hidden = self._norm(x, "layers.0.input_layernorm")
         q = self._heads(hidden, "q", HEADS, positions)
         context = self._norm(features @ self.weights["fc.weight"].T, "hidden_norm")
-        k_context = self._heads(context, "k", KV_HEADS, torch.arange(length).expand(n, -1))
-        v_context = self._heads(context, "v", KV_HEADS, None)
-        k_block, v_block = (
-            self._heads(hidden, "k", KV_HEADS, positions),
-            self._heads(hidden, "v", KV_HEADS, None),
+        k = torch.cat(
+            (
+                self._heads(context, "k", KV_HEADS, torch.arange(length).expand(n, -1)),
+                self._heads(hidden, "k", KV_HEADS, positions).flatten(1, 2),
+            ),
+            1,
         )
-        groups = HEADS // KV_HEADS
-        k_context, v_context, k_block, v_block = (
-            t.repeat_interleave(groups, -2) for t in (k_context, v_context, k_block, v_block)
+        v = torch.cat(
+            (self._heads(context, "v", KV_HEADS), self._heads(hidden, "v", KV_HEADS).flatten(1, 2)), 1
         )
-        scale = HEAD_DIM**-0.5
-        # The block sees the context before its anchor, and all of itself.
-        to_context = torch.einsum("nabhd,nlhd->nhabl", q, k_context) * scale
-        hide = torch.arange(length) >= anchors[..., None]
-        to_context = to_context.masked_fill(hide[:, None, :, None], float("-inf"))
-        to_block = torch.einsum("nabhd,nachd->nhabc", q, k_block) * scale
-        weights = torch.softmax(torch.cat((to_context, to_block), -1), -1)
-        mixed = torch.einsum("nhabl,nlhd->nabhd", weights[..., :length], v_context)
-        mixed = mixed + torch.einsum("nhabc,nachd->nabhd", weights[..., length:], v_block)
+        q, k, v = (
+            t.repeat_interleave(HEADS // t.shape[-2], -2).transpose(1, 2) for t in (q.flatten(1, 2), k, v)
+        )
+        # A block sees the context before its anchor, and all of itself.
+        owner = torch.arange(count).repeat_interleave(BLOCK)
+        before = torch.arange(length) < anchors[:, owner, None]
+        same_block = (owner[:, None] == owner).expand(n, -1, -1)
+        mask = torch.cat((before, same_block), -1)[:, None]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+        mixed = mixed.unflatten(1, (count, BLOCK))
         x = x + self._linear(mixed.flatten(-2), "self_attn.o_proj")
         hidden = self._norm(x, "layers.0.post_attention_layernorm")
         gate = F.silu(self._linear(hidden, "mlp.gate_proj"))
@@ -242,7 +254,9 @@ class Draft:
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x @ self.weights[f"layers.0.{name}.weight"].T
 
-    def _heads(self, x: torch.Tensor, kind: str, heads: int, positions: torch.Tensor | None) -> torch.Tensor:
+    def _heads(
+        self, x: torch.Tensor, kind: str, heads: int, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         y = self._linear(x, f"self_attn.{kind}_proj").unflatten(-1, (heads, HEAD_DIM))
         if positions is None:
             return y

@@ -122,8 +122,13 @@ def tree(layout: Layout) -> list[Process]:
 
 
 def start(layout: Layout, port: int) -> Process:
-    """Start the chain in a session of its own, as ``nohup`` in a terminal would; returns at once."""
+    """Start the chain in a session of its own, as ``nohup`` in a terminal would; returns at once.
+
+    The log of the last service is kept beside the new one, as ``sglang.log.1``.
+    """
     layout.service_log.parent.mkdir(parents=True, exist_ok=True)
+    if layout.service_log.exists():
+        layout.service_log.replace(layout.service_log.with_suffix(".log.1"))
     with layout.service_log.open("ab") as log:
         child = subprocess.Popen(
             command(layout, port),

@@ -34,6 +34,7 @@ def register() -> None:
         add_draft_attention_backend_choices([BACKEND])
     register_attention_backend(BACKEND)(_make_backend)
 
+    _record_streams_on_devices_only()
     checks = "sglang.srt.arg_groups.speculative_hook"
     for name in ("_handle_dflash", "_resolve_dflash_draft_attention_backend"):
         HookRegistry.register(f"{checks}.{name}", as_speculating_cpu, HookType.AROUND)
@@ -47,6 +48,22 @@ def register() -> None:
         scatter_mamba_states_after_mtp_verify,
         HookType.REPLACE,
     )
+
+
+def _record_streams_on_devices_only() -> None:
+    """`Tensor.record_stream` fails on a CPU tensor, it has no stream; the DFlash worker always calls it."""
+    import torch
+
+    original = torch.Tensor.record_stream
+    if getattr(original, "skips_cpu", False):
+        return
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        if tensor.device.type != "cpu":
+            original(tensor, stream)
+
+    record_stream.skips_cpu = True  # type: ignore[attr-defined]
+    torch.Tensor.record_stream = record_stream
 
 
 def _make_backend(runner: Any) -> Any:
