@@ -81,7 +81,7 @@ class Running:
         self._stderr.extend(self.process.stderr)
 
     def until(self, wanted: Callable[[Event], bool], what: str, timeout: float = PATIENCE) -> Event:
-        """The next event that is `wanted`; an error when the command ends, or time runs out, before."""
+        """The next event that is `wanted`. The command is killed when time runs out before."""
         deadline = time.monotonic() + timeout
         while (event := self._next(deadline, what)) is not None:
             if wanted(event):
@@ -96,6 +96,7 @@ class Running:
         try:
             line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
+            self.signal(signal.SIGKILL)
             raise LabError(f"waited too long for {what}: {self.seen[-5:]} {self._stderr}") from None
         if line is None:
             return None
@@ -109,12 +110,8 @@ class Running:
     def finish(self, timeout: float = 3 * PATIENCE) -> Result:
         """Wait for the end."""
         deadline = time.monotonic() + timeout
-        try:
-            while self._next(deadline, "the end of the command") is not None:
-                pass
-        except LabError:
-            self.signal(signal.SIGKILL)
-            raise
+        while self._next(deadline, "the end of the command") is not None:
+            pass
         code = self.process.wait(timeout)
         for thread in self._threads:
             thread.join(timeout)

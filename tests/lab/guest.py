@@ -68,6 +68,11 @@ class Guest:
             )
         return done
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the host has used since it was switched on."""
+        usage = dict(line.split() for line in (self.cgroup / "cpu.stat").read_text().splitlines())
+        return int(usage["usage_usec"]) / 1e6
+
     def booted(self) -> bool:
         """Whether systemd has started all that the boot asks for."""
         if not self.pid1:
