@@ -78,7 +78,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
 
 
 def held_ports(before: Footprint, endpoint: int) -> dict[int, set[int]]:
-    """Ports of `before` still held, and the endpoint's whoever holds it, with the holders (empty: not visible).
+    """Ports of `before` still held, and the endpoint's whoever holds it, with their holders (empty: unseen).
 
     SGLang's inner ports are ephemeral: another program may be given the number at once, not the socket.
     """
