@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy import baselines
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import baselines
 from ddtree_deploy.report import bundle, diff, history
 from ddtree_deploy.text import safe, span
 
@@ -115,8 +115,8 @@ def describe(found: dict[str, Any]) -> list[str]:
     """The head of `show`: what, where, how it ended, and what the host is in now."""
     payload = found["payload"]
     lines = [
-        f"run {found['run']}: {found['action']} of {payload['name']} {payload['version']} on {found['host']}, "
-        f"by {found['who'] or 'unknown'}, {found['created'] or 'time unknown'}",
+        f"run {found['run']}: {found['action']} of {payload['name']} {payload['version']} "
+        f"on {found['host']}, by {found['who'] or 'unknown'}, {found['created'] or 'time unknown'}",
         f"{found['verdict']}" + (f" at {found['step']}" if found["step"] else "")
         + (f": {found['reason']}" if found["reason"] else ""),
         f"the host was left: {found['state']}",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ddtree_deploy.errors import InputError
 
 if TYPE_CHECKING:  # they are slow to import, and `--help` needs none of them
-    from ddtree_deploy.inventory import Inventory
-    from ddtree_deploy.payload import Payload
-    from ddtree_deploy.playbook import Playbook
+    from ddtree_deploy.inputs.inventory import Inventory
+    from ddtree_deploy.inputs.payload import Payload
+    from ddtree_deploy.inputs.playbook import Playbook
 
 HOSTS = Path("hosts.yaml")
 PAYLOAD = Path("payload")
@@ -21,21 +21,21 @@ PLAYBOOKS = Path("playbooks")
 
 def load_hosts(given: Path | None) -> Inventory:
     """hosts.yaml. Raises InputError, naming the flag where the default is missing."""
-    from ddtree_deploy import inventory
+    from ddtree_deploy.inputs import inventory
 
     return inventory.load(_existing(given, HOSTS, "--hosts FILE"))
 
 
 def load_payload(given: Path | None) -> Payload:
     """The payload folder."""
-    from ddtree_deploy import payload
+    from ddtree_deploy.inputs import payload
 
     return payload.load(_existing(given, PAYLOAD, "--payload DIR"))
 
 
 def load_playbook(given: Path | None, action: str) -> Playbook:
     """The playbook: playbooks/ACTION.yaml unless another is named."""
-    from ddtree_deploy import playbook
+    from ddtree_deploy.inputs import playbook
 
     return playbook.load(_existing(given, PLAYBOOKS / f"{action}.yaml", "--playbook FILE"))
 

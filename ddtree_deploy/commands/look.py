@@ -11,18 +11,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy import plan as planning
 from ddtree_deploy import ssh
-from ddtree_deploy.changes import ChangeSet, render
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import DeployError, DriftError, gravest
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Payload
+from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.payload import Payload
-from ddtree_deploy.plan import RunOptions
-from ddtree_deploy.playbook import Playbook
-from ddtree_deploy.remote import ask_facts
-from ddtree_deploy.status import describe, lines_of
+from ddtree_deploy.planning import plan as planning
+from ddtree_deploy.planning.changes import ChangeSet, render
+from ddtree_deploy.planning.plan import RunOptions
+from ddtree_deploy.running.remote import ask_facts
+from ddtree_deploy.running.status import describe, lines_of
 
 Say = Callable[[str], None]
 

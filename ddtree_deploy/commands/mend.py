@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 
 from ddtree_deploy import console, ssh
-from ddtree_deploy import plan as planning
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import ContactLost, DeployError, InputError, LockedError
-from ddtree_deploy.follow import Follower
-from ddtree_deploy.interrupts import Interrupts
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import STATE_BROKEN, STATE_UNTOUCHED
-from ddtree_deploy.outcome import Outcome
-from ddtree_deploy.record import Record
-from ddtree_deploy.remote import ask_facts, parse_event, run_dir_of
-from ddtree_deploy.rollout import Emitter, Session, of_end
+from ddtree_deploy.planning import plan as planning
+from ddtree_deploy.running.follow import Follower
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.record import Record
+from ddtree_deploy.running.remote import ask_facts, parse_event, run_dir_of
+from ddtree_deploy.running.rollout import Emitter, Session, of_end
 from ddtree_deploy.ssh import known_hosts
 from ddtree_deploy.ssh.stream import LinkLost, StreamEnded
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ddtree_deploy import console, fleet
-from ddtree_deploy.changes import ChangeSet, render
+from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
-from ddtree_deploy.interrupts import Interrupts
-from ddtree_deploy.record import Record
-from ddtree_deploy.rollout import Job
+from ddtree_deploy.planning.changes import ChangeSet, render
+from ddtree_deploy.running import fleet
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.record import Record
+from ddtree_deploy.running.rollout import Job
 
 
 def rollout(

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
 from ddtree_deploy.console.view import Event, line_of, print_error
-from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.text import safe, span
 
 MARKS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddtree_deploy.errors import gravest
-from ddtree_deploy.outcome import Outcome, figures, meaning
+from ddtree_deploy.running.outcome import Outcome, figures, meaning
 from ddtree_deploy.text import safe, size, span
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
-from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.text import safe, span
 
 Event = dict[str, Any]

@@ -13,9 +13,9 @@ from typing import Any
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
-from ddtree_deploy.record import FOLDER
 from ddtree_deploy.report import journal
 from ddtree_deploy.report.measurements import measurements
+from ddtree_deploy.running.record import FOLDER
 from ddtree_deploy.text import safe
 
 FORMAT = 1

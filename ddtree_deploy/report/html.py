@@ -10,9 +10,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ddtree_deploy.outcome import meaning
 from ddtree_deploy.report import charts
 from ddtree_deploy.report.measurements import flat
+from ddtree_deploy.running.outcome import meaning
 from ddtree_deploy.text import size, span
 
 # Verdicts are told by word and sign; the colour only helps.

@@ -6,14 +6,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import paramiko
-from paramiko import ssh_exception
-from paramiko.pkey import UnknownKeyType
-
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.ssh import known_hosts
 from ddtree_deploy.ssh.errors import reason_of, transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
+from ddtree_deploy.ssh.library import UnknownKeyType, paramiko, ssh_exception
 from ddtree_deploy.ssh.stream import Watchdog, bounded
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")

@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-import fabric  # type: ignore[import-untyped]
-import paramiko
-
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.ssh import known_hosts
 from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
+from ddtree_deploy.ssh.library import fabric, paramiko
 from ddtree_deploy.ssh.stream import LinkLost, Stream, Traffic, Watchdog, bounded
 
 EXEC_S = 30.0

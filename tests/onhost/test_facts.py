@@ -10,7 +10,7 @@ from typing import Any
 
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import FACTS_MARK, FactsRequest, from_dict
-from ddtree_deploy.zipapp import facts_script
+from ddtree_deploy.running.zipapp import facts_script
 
 from .host import DEADLINE_S, UPSTREAM, Host, sha
 

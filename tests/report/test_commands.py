@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from ddtree_deploy import baselines
 from ddtree_deploy.commands import evidence
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import baselines
 
 from . import samples
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import inventory
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.inputs import inventory
 from ddtree_deploy.sandbox import down, look, processes, service, up
 from ddtree_deploy.sandbox.errors import PortTaken, SandboxError
 from ddtree_deploy.sandbox.layout import MARKER, Layout, Ports, choose_ports

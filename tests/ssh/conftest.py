@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox import openssh, processes
 from ddtree_deploy.sandbox.sshd import SshServer
 

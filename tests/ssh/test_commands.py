@@ -11,7 +11,7 @@ import pytest
 
 from ddtree_deploy import ssh
 from ddtree_deploy.errors import TransportError
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox import processes
 from ddtree_deploy.sandbox.sshd import SshServer
 from ddtree_deploy.ssh import link as link_module

@@ -17,7 +17,7 @@ import pytest
 
 from ddtree_deploy import ssh
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox.sshd import SshServer
 from ddtree_deploy.ssh import known_hosts
 

@@ -13,11 +13,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.onhost.facts_format import Facts, LockFacts, Package, Release, ServiceFacts
 from ddtree_deploy.onhost.protocol import FileState, Launch, Plan, Service, to_dict
-from ddtree_deploy.payload import Payload
-from ddtree_deploy.plan import RunOptions, facts_request
+from ddtree_deploy.planning.plan import RunOptions, facts_request
 
 SITE = "/venv/lib/python3.11/site-packages"
 PACKAGE = f"{SITE}/sglang"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import baselines
-from ddtree_deploy.baselines import Measured
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import baselines
+from ddtree_deploy.inputs.baselines import Measured
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "baselines").glob("*.json"))
 HEAD = '{\n "format": 1,\n "model": "Qwen/Qwen3-8B",\n "draft": "z-lab/D",\n "source": "us",\n "entries": [\n'
@@ -48,7 +48,11 @@ def test_there_are_shipped_baselines() -> None:
 @pytest.mark.parametrize(
     ("entry", "line", "message"),
     [
-        ('{"dataset": "x", "budget": 1, "accept_lenght": 2.0}', 8, "entries[1].accept_length: missing key"),
+        (
+            '{"dataset": "x", "budget": 1, "accept_lenght": 2.0}',
+            8,
+            "entries[1].accept_lenght: unknown key 'accept_lenght'; did you mean 'accept_length'?",
+        ),
         ('{"dataset": "x", "budget": "1", "accept_length": 2}', 8, "entries[1].budget: expected "),
         ('{"dataset": "x", "accept_length": 2}', 8, "entries[1]: give either budget or best_of"),
         ('{"dataset": "x", "budget": 1, "best_of": [2], "accept_length": 2}', 8, "either budget or"),

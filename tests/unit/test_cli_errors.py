@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import cli, errors, outcome
+from ddtree_deploy import cli, errors
 from ddtree_deploy.commands import inputs, look, run
 from ddtree_deploy.console import PlainView
-from ddtree_deploy.fleet import FleetOutcome
-from ddtree_deploy.record import Last, Record
+from ddtree_deploy.running import outcome
+from ddtree_deploy.running.fleet import FleetOutcome
+from ddtree_deploy.running.record import Last, Record
 
 HOSTS = "hosts:\n  ct1: {address: 127.0.0.1, python: /v/bin/python}\n"
 

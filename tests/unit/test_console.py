@@ -14,7 +14,7 @@ from rich.console import Console
 from ddtree_deploy.console.live import LiveView
 from ddtree_deploy.console.summary import fleet_lines, host_lines
 from ddtree_deploy.console.view import JsonView, PlainView, line_of
-from ddtree_deploy.outcome import Outcome
+from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.text import safe, size, span
 
 EVIL = "\x1b]0;owned\x07\x1b[2J[bold red]x[/] \u202egnp.exe\r\nline two"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.errors import ContactLost, DeployError, GateFailed, RollbackIncomplete, TransportError
-from ddtree_deploy.follow import Follower, Patience
-from ddtree_deploy.interrupts import Interrupts
-from ddtree_deploy.inventory import Host
-from ddtree_deploy.remote import Cargo
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.running.follow import Follower, Patience
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.remote import Cargo
 from ddtree_deploy.ssh import LinkLost, StreamEnded, Traffic
 
 HOST = Host("ct1", "10.0.0.1", "/v/bin/python")
@@ -233,7 +233,7 @@ def test_a_connection_that_ends_while_sending_has_started_nothing() -> None:
 
 
 def test_heartbeats_are_sent_while_the_host_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddtree_deploy.follow.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("ddtree_deploy.running.follow.HEARTBEAT_S", 0.0)
     stream = FakeStream(line(n=1, e="run"), lambda: None, lambda: None, line(**END))
     Watch(stream).launch()
     assert stream.sent.count(b"hb\n") >= 3

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import inventory
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import inventory
 from ddtree_deploy.onhost.protocol import Launch, Service
 
 REPO = Path(__file__).parents[2]

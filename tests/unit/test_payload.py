@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy import archive, distinfo, payload
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import archive, distinfo, payload
 from tests.unit.planning import PATCH, PATCHED, PAYLOAD_FILES, UPSTREAM, sha, write
 
 HEAD = "schema: 1\nname: p\nversion: 0.1.0\nvariants:\n  - name: v\n    sglang: ['0.5.23']\n"

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy import archive, payload, plan, playbook
-from ddtree_deploy.changes import render
 from ddtree_deploy.errors import DeployError, DriftError, InputError
+from ddtree_deploy.inputs import archive, payload, playbook
+from ddtree_deploy.inputs.payload import Payload
+from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.facts_format import Gpu, LockFacts, Package, Process, Release
 from ddtree_deploy.onhost.protocol import FactsRequest, Plan, from_dict, to_dict
-from ddtree_deploy.payload import Payload
-from ddtree_deploy.plan import NothingToDo, PlanResult, RunOptions, make_rollback, make_rollout
-from ddtree_deploy.playbook import Playbook
+from ddtree_deploy.planning import plan
+from ddtree_deploy.planning.changes import render
+from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions, make_rollback, make_rollout
 from tests.unit.planning import (
     HOST,
     NOW,

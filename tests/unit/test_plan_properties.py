@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy import archive
-from ddtree_deploy.payload import Item, Payload, Variant
-from ddtree_deploy.plan import PlanResult, RunOptions, make_rollback, make_rollout
-from ddtree_deploy.playbook import Playbook, Step
+from ddtree_deploy.inputs import archive
+from ddtree_deploy.inputs.payload import Item, Payload, Variant
+from ddtree_deploy.inputs.playbook import Playbook, Step
+from ddtree_deploy.planning.plan import PlanResult, RunOptions, make_rollback, make_rollout
 from tests.unit.planning import HOST, NOW, PATCH, PATCHED, UPSTREAM, World, sha
 
 STEPS = tuple(

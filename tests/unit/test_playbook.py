@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import playbook
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import playbook
 from tests.unit.planning import PLAYBOOK, PROMPTS, ROLLBACK, write
 
 REPO = Path(__file__).parents[2]

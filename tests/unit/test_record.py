@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import local_step, zipapp
-from ddtree_deploy.changes import ChangeSet
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, StepSpec
-from ddtree_deploy.record import Last, Record
+from ddtree_deploy.planning.changes import ChangeSet
+from ddtree_deploy.running import local_step, zipapp
+from ddtree_deploy.running.record import Last, Record
 
 
 def changes() -> ChangeSet:

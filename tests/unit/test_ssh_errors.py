@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paramiko.auth_strategy import AuthResult
 
 from ddtree_deploy.errors import InputError, TransportError
-from ddtree_deploy.inventory import Host
-from ddtree_deploy.remote import explain_exec
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.running.remote import explain_exec
 from ddtree_deploy.ssh import errors
 
 ED25519 = (

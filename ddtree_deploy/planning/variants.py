@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .drift import live, owned
-from .errors import DriftError
-from .onhost.facts_format import Facts
-from .onhost.protocol import FileState
-from .payload import Payload, Variant
+from ddtree_deploy.errors import DriftError
+from ddtree_deploy.inputs.payload import Payload, Variant
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.protocol import FileState
+from ddtree_deploy.planning.drift import live, owned
 
 PACKAGE = "sglang"
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from .changes import FileChange, content_of, diff
-from .drift import Live, check, identity, in_words, live, owned
-from .errors import DriftError
-from .inventory import Host
-from .onhost.facts_format import Facts
-from .onhost.protocol import FileState, Target
-from .payload import Item, Variant
-from .variants import file_state
+from ddtree_deploy.errors import DriftError
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Item, Variant
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.protocol import FileState, Target
+from ddtree_deploy.planning.changes import FileChange, content_of, diff
+from ddtree_deploy.planning.drift import Live, check, identity, in_words, live, owned
+from ddtree_deploy.planning.variants import file_state
 
 
 @dataclass(frozen=True)

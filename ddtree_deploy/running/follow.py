@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_deploy.errors import ContactLost, DeployError, RollbackIncomplete, TransportError
-from ddtree_deploy.interrupts import Interrupts
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.protocol import HEARTBEAT_S
-from ddtree_deploy.remote import Cargo, explain_exec, parse_event
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.remote import Cargo, explain_exec, parse_event
 from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded
 from ddtree_deploy.text import safe, size
 

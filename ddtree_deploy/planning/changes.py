@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .onhost.protocol import FileState
-from .text import safe, size
-from .values import format_duration
+from ddtree_deploy.inputs.values import format_duration
+from ddtree_deploy.onhost.protocol import FileState
+from ddtree_deploy.text import safe, size
 
 _MAX_DIFF_LINES = 400
 

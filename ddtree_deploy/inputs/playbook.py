@@ -12,10 +12,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .errors import InputError
-from .playbook_schema import FORBIDDEN, KINDS, NEEDS, PROMPTS, REQUIRED, TIMEOUTS, Baseline, Run
-from .yamlfile import Document, Model, kind_of, read_text, suggest
-from .yamlfile import load as load_yaml
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.playbook_schema import (
+    FORBIDDEN,
+    KINDS,
+    NEEDS,
+    PROMPTS,
+    REQUIRED,
+    TIMEOUTS,
+    Baseline,
+    Run,
+)
+from ddtree_deploy.inputs.yamlfile import Document, Model, kind_of, read_text, suggest
+from ddtree_deploy.inputs.yamlfile import load as load_yaml
 
 _ORDER = [kind for kind in KINDS if kind != "run"]
 

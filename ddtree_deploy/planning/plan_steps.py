@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import InputError
-from .inventory import Host
-from .onhost.protocol import Service, StepSpec
-from .payload import Check, Payload
-from .playbook import Playbook, Step
-from .yamlfile import suggest
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Check, Payload
+from ddtree_deploy.inputs.playbook import Playbook, Step
+from ddtree_deploy.inputs.yamlfile import suggest
+from ddtree_deploy.onhost.protocol import Service, StepSpec
 
 # These need a server to talk to; on a host without one the runner skips them, saying so.
 SERVICE_STEPS = ("baseline", "stop", "start", "health", "tokens", "benchmark", "soak")

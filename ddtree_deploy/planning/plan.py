@@ -13,18 +13,18 @@ from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Any
 
-from . import archive
-from .changes import ChangeSet, FileChange, StepLine
-from .drift import check
-from .errors import InputError
-from .inventory import Host
-from .onhost.facts_format import Facts, Release
-from .onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
-from .payload import Payload
-from .plan_files import Wanted, check_bases, check_folders, gone, restores
-from .plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
-from .playbook import Playbook
-from .variants import PACKAGE, choose, sglang_version
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import archive
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Payload
+from ddtree_deploy.inputs.playbook import Playbook
+from ddtree_deploy.onhost.facts_format import Facts, Release
+from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
+from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
+from ddtree_deploy.planning.drift import check
+from ddtree_deploy.planning.plan_files import Wanted, check_bases, check_folders, gone, restores
+from ddtree_deploy.planning.plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
+from ddtree_deploy.planning.variants import PACKAGE, choose, sglang_version
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import os
 import stat
 from pathlib import Path
 
-from .errors import InputError
-from .payload_schema import relative_problem
-from .text import safe, size
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.payload_schema import relative_problem
+from ddtree_deploy.text import safe, size
 
 MAX_FILE = 256 * 1024 * 1024
 MAX_TOTAL = 512 * 1024 * 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ddtree_deploy import drift
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.payload import Payload
+from ddtree_deploy.planning import drift
 from ddtree_deploy.text import safe
 
 

@@ -13,11 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
-from .inventory_schema import GROUP_NAME, HostModel, InventoryModel, ServiceModel, check_host, flag_texts
-from .onhost.protocol import Launch, Service
-from .yamlfile import Document, suggest
-from .yamlfile import load as load_yaml
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.inventory_schema import (
+    GROUP_NAME,
+    HostModel,
+    InventoryModel,
+    ServiceModel,
+    check_host,
+    flag_texts,
+)
+from ddtree_deploy.inputs.yamlfile import Document, suggest
+from ddtree_deploy.inputs.yamlfile import load as load_yaml
+from ddtree_deploy.onhost.protocol import Launch, Service
 
 HOST_NAME = re.compile(GROUP_NAME)
 

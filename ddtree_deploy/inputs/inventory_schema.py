@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from .values import Duration, Timeout
-from .yamlfile import Document, Loc, Model
+from ddtree_deploy.inputs.values import Duration, Timeout
+from ddtree_deploy.inputs.yamlfile import Document, Loc, Model
 
 GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*$")

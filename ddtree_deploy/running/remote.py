@@ -6,9 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_deploy import zipapp
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import (
     FACTS_MARK,
@@ -19,6 +18,7 @@ from ddtree_deploy.onhost.protocol import (
     from_dict,
     to_dict,
 )
+from ddtree_deploy.running import zipapp
 from ddtree_deploy.ssh import Link, transport_error
 from ddtree_deploy.text import safe
 

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import warnings
 
-from ddtree_deploy.payload import Payload, Variant
+from ddtree_deploy.inputs.payload import Payload, Variant
 
 
 def check(payload: Payload, variant: Variant, host_python: list[int]) -> tuple[str, str]:

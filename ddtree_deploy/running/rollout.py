@@ -12,22 +12,24 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from ddtree_deploy import local_step, plan, ssh
-from ddtree_deploy.changes import ChangeSet
+from ddtree_deploy import ssh
 from ddtree_deploy.console import View
 from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupted, LockedError
-from ddtree_deploy.follow import Follower, Patience
-from ddtree_deploy.interrupts import Interrupts
-from ddtree_deploy.inventory import Host
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.payload import Payload
+from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.boot import BOOT
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
-from ddtree_deploy.outcome import Outcome
-from ddtree_deploy.payload import Payload
-from ddtree_deploy.plan import NothingToDo, PlanResult, RunOptions
-from ddtree_deploy.playbook import Playbook
-from ddtree_deploy.record import Record, RunRecord
-from ddtree_deploy.remote import Cargo, ask_facts, run_dir_of
+from ddtree_deploy.planning import plan
+from ddtree_deploy.planning.changes import ChangeSet
+from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
+from ddtree_deploy.running import local_step
+from ddtree_deploy.running.follow import Follower, Patience
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.record import Record, RunRecord
+from ddtree_deploy.running.remote import Cargo, ask_facts, run_dir_of
 
 NOTHING_DONE = "nothing was touched"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from . import archive, distinfo
-from .errors import InputError
-from .onhost.patch import PatchError, apply
-from .payload_files import Reader
-from .payload_schema import OverlayModel, PayloadModel, VariantModel
-from .yamlfile import Document, Loc
-from .yamlfile import load as load_yaml
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import archive, distinfo
+from ddtree_deploy.inputs.payload_files import Reader
+from ddtree_deploy.inputs.payload_schema import OverlayModel, PayloadModel, VariantModel
+from ddtree_deploy.inputs.yamlfile import Document, Loc
+from ddtree_deploy.inputs.yamlfile import load as load_yaml
+from ddtree_deploy.onhost.patch import PatchError, apply
 
 FILE = "payload.yaml"
 

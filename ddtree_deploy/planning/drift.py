@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import DriftError
-from .onhost.facts_format import Facts
-from .onhost.protocol import FileState
+from ddtree_deploy.errors import DriftError
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.protocol import FileState
 
 
 @dataclass(frozen=True)

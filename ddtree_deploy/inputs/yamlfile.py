@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import InputError
+from ddtree_deploy.errors import InputError
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)

@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from pydantic import Field, model_validator
 
-from . import yamlfile
-from .errors import InputError
-from .onhost.agreement import Judgement, judge_acceptance, worst_of
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import yamlfile
+from ddtree_deploy.onhost.agreement import Judgement, judge_acceptance, worst_of
 
 FORMAT = 1
 # Our choice: room for other kernels and another dtype, and far less than a broken port loses (15 % in a

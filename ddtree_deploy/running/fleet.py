@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ddtree_deploy.errors import gravest
-from ddtree_deploy.inventory import Host
-from ddtree_deploy.outcome import Outcome
-from ddtree_deploy.record import Last
-from ddtree_deploy.rollout import Job, run_host
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.record import Last
+from ddtree_deploy.running.rollout import Job, run_host
 
 
 @dataclass(frozen=True)
