@@ -7,22 +7,19 @@ from pathlib import Path
 
 from ddtree_deploy import console, ssh
 from ddtree_deploy.commands import inputs
-from ddtree_deploy.errors import ContactLost, DeployError, InputError, LockedError
+from ddtree_deploy.errors import DeployError, InputError, LockedError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import STATE_BROKEN, STATE_UNTOUCHED
+from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan as planning
 from ddtree_deploy.running.follow import Follower
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
-from ddtree_deploy.running.remote import ask_facts, parse_event, run_dir_of
+from ddtree_deploy.running.recovery import recover_orphan
+from ddtree_deploy.running.remote import ask_facts, run_dir_of
 from ddtree_deploy.running.rollout import Emitter, Session, of_end
 from ddtree_deploy.ssh import known_hosts
-from ddtree_deploy.ssh.stream import LinkLost, StreamEnded
-
-# A recovery may have to start a server that loads a large model, twice.
-RECOVER_S = 7200.0
 
 
 def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
@@ -90,49 +87,16 @@ def recover(target: str, *, hosts: Path | None, json_lines: bool) -> int:
         facts = ask_facts(link, host, planning.facts_request(host, None))
         if facts.lock.held:
             raise _locked(host, facts.lock.run, facts.lock.who, facts.lock.since)
-        outcome = Outcome(host.name, "recover", 0, verdict="pass", state=STATE_UNTOUCHED)
         if facts.orphan is None:
+            outcome = Outcome(host.name, "recover", 0, verdict="pass", state=STATE_UNTOUCHED)
             outcome.reason = "there is nothing to recover"
         else:
             emit.run = facts.orphan.run
-            runner = f"{run_dir_of(facts, facts.orphan.run)}/runner.pyz"
-            command = link.command(facts.python, "-I", "-S", runner, "recover", facts.site_dir)
-            _watch_recovery(host, link.stream(command, stage="recover"), emit, outcome)
+            outcome = recover_orphan(host, link, facts, facts.orphan.run, emit)
     outcome.seconds = round(time.monotonic() - begun, 3)
     outcome.next_command = f"ddtree-deploy status {host.name}"
     view.outcome(outcome)
     return outcome.exit_code
-
-
-def _watch_recovery(host: Host, stream: ssh.Stream, emit: Emitter, outcome: Outcome) -> None:
-    """Show a recovery's events up to its end, and put its result into the outcome."""
-    told: list[str] = []
-    deadline = time.monotonic() + RECOVER_S
-    try:
-        while time.monotonic() < deadline:
-            line = stream.line(1.0)
-            event = parse_event(line) if line is not None else None
-            if event is None:
-                continue
-            if event["e"] == "recovered":
-                told.append(f"run {event['run']}: {event['reason']}")
-            emit({"step": "recover", **event})
-    except (StreamEnded, LinkLost):
-        pass
-    code = stream.exit_status()
-    if code is None:
-        raise ContactLost(
-            "the connection was lost during the recovery",
-            stage="recover",
-            host=host.name,
-            state="the recovery may go on by itself",
-            next_command=f"ddtree-deploy status {host.name}",
-        )
-    said = stream.stderr.decode(errors="replace").strip().splitlines()
-    outcome.run, outcome.exit_code = emit.run, code if code in (0, 3, 5) else 3
-    outcome.verdict = "pass" if code == 0 else "fail"
-    outcome.state = "recovered" if code == 0 else STATE_BROKEN
-    outcome.reason = "; ".join([*told, *said[-1:]])
 
 
 def trust(target: str, *, hosts: Path | None, fingerprint: str | None) -> int:

@@ -29,6 +29,7 @@ from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record, RunRecord
+from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import Cargo, ask_facts, run_dir_of
 
 NOTHING_DONE = "nothing was touched"
@@ -138,6 +139,12 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     facts = ask_facts(link, host, plan.facts_request(host, job.payload))
     emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
     refuse_if_locked(host, facts)
+    if facts.orphan is not None:  # what a dead run left half-way is put right before anything is planned
+        emit.run = facts.orphan.run
+        recovered = recover_orphan(host, link, facts, facts.orphan.run, emit)
+        if recovered.exit_code:
+            return recovered
+        facts = ask_facts(link, host, plan.facts_request(host, job.payload))
     options = RunOptions.at(
         datetime.now(timezone.utc),
         secrets.token_hex(3),

@@ -357,6 +357,19 @@ def test_a_runner_that_died_is_said_and_its_run_recovered_by_command(box: Box) -
     assert again.returncode == 0 and "nothing to recover" in again.stdout
 
 
+def test_the_next_rollout_recovers_a_dead_run_first(box: Box) -> None:
+    flag = with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    dead = running.seen[-1]["run"]
+    os.kill(next(e["pid"] for e in running.seen if e["e"] == "run"), signal.SIGKILL)
+    assert running.finish().code == 3
+    flag.touch()
+    done = box.run("rollout", "box", "--yes")
+    assert done.code == 0, done
+    assert [e["run"] for e in done.events if e["e"] == "recovered"] == [dead]
+
+
 # ---- with a service --------------------------------------------------------------------------------------
 
 
