@@ -160,15 +160,27 @@ def build_ddtree_tree_from_topk(
 
     raw = build_raw_tree(logps, budget, widths)
     depths, ranks = np.array(raw.depths, dtype=np.int64), np.array(raw.ranks, dtype=np.int64)
-    tokens = ids[depths - 1, ranks] if len(depths) else np.zeros(0, dtype=np.int64)
-    child_maps: list[dict[int, int]] = [{} for _ in raw.parents]
-    for node, (parent, token) in enumerate(zip(raw.parents[1:], tokens.tolist(), strict=True), start=1):
+    return ddtree_from_arrays(
+        parents=raw.parents,
+        token_ids=ids[depths - 1, ranks],
+        depths=depths,
+        logws=np.array(raw.scores, dtype=logps.dtype),
+        ranks=ranks,
+    )
+
+
+def ddtree_from_arrays(
+    *, parents: list[int], token_ids: np.ndarray, depths: np.ndarray, logws: np.ndarray, ranks: np.ndarray
+) -> DDTree:
+    """A tree from its per-node arrays (``parents`` with the root, the rest without); see :class:`DDTree`."""
+    child_maps: list[dict[int, int]] = [{} for _ in parents]
+    for node, (parent, token) in enumerate(zip(parents[1:], token_ids.tolist(), strict=True), start=1):
         child_maps[parent][token] = node
     return DDTree(
-        parents=raw.parents,
-        node_token_ids=torch.from_numpy(tokens),
+        parents=parents,
+        node_token_ids=torch.from_numpy(token_ids),
         node_depths=torch.from_numpy(depths),
-        node_logws=torch.from_numpy(np.array(raw.scores, dtype=logps.dtype)),
+        node_logws=torch.from_numpy(logws),
         node_ranks=torch.from_numpy(ranks),
         child_maps=child_maps,
     )

@@ -43,7 +43,7 @@ from sglang_ddtree.ddtree_verify import AcceptedPaths, commit_accepted_paths, wa
 from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
 from sglang_ddtree.metrics import log_verified_trees
 from sglang_ddtree.server_args import DDTreeConfig, ddtree_config
-from sglang_ddtree.tree_batch import DDTreeBatch, build_ddtree_batch
+from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
 from sglang_ddtree.versions import check_sglang_version
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self.num_nodes = self.ddtree.budget + 1
         # What the scheduler reads: the stride of next_token_ids and the KV reserve.
         self.speculative_num_draft_tokens = self.num_nodes
+        self._mask_workspace = MaskWorkspace()
         self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
         logger.info(
             "DDTREE: budget=%d topk_cap=%d draft block=%d",
@@ -166,7 +167,7 @@ class DDTreeWorker(DFlashWorkerV2):
         bonus_tokens = batch.spec_info.bonus_tokens
         window = self._plan_window(batch)
         topk_logps, topk_ids = self._draft(batch, bonus_tokens, window)
-        trees = build_ddtree_batch(topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget)
+        trees = self._grow_trees(topk_ids, topk_logps)
         verify_input = self._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
         logits_output = self._verify(batch, verify_input, window)
         logits = self._adjusted_logits(batch, logits_output.next_token_logits)
@@ -175,7 +176,7 @@ class DDTreeWorker(DFlashWorkerV2):
         else:
             choices, paths = self._sample_tree_paths(verify_input, logits, batch.sampling_info)
         if self.ddtree.debug_metrics:
-            log_verified_trees(trees.trees, self.ddtree.budget, choices, paths, batch.reqs)
+            log_verified_trees(trees.trees(), self.ddtree.budget, choices, paths, batch.reqs)
         return self._commit(batch, paths, logits_output, window, on_publish)
 
     def _plan_window(self, batch: ScheduleBatch) -> Window:
@@ -255,6 +256,12 @@ class DDTreeWorker(DFlashWorkerV2):
             logits = cap * torch.tanh(logits / cap)
         logps = draft_log_probs(logits, int(self.model_runner.model_config.vocab_size))
         return stable_topk(logps, min(self.ddtree.topk_cap, self.ddtree.budget, logps.shape[-1]))
+
+    def _grow_trees(self, topk_ids: torch.Tensor, topk_logps: torch.Tensor) -> DDTreeBatch:
+        """One tree per request, on the host; the masks are valid until the next call."""
+        return build_ddtree_batch(
+            topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget, self._mask_workspace
+        )
 
     def _build_ddtree_verify_input(
         self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, trees: DDTreeBatch, window: Window

@@ -137,6 +137,8 @@ class Server:
                 status, text = answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()
+        except OSError as error:
+            pytest.fail(f"{self.name} {path}: {error}\n{self.log_tail(80)}")
         try:
             return status, json.loads(text)
         except ValueError:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from chi_square import chi_square
 from sglang_venv import (
     MODELS,
     PAYLOAD,
@@ -64,21 +65,13 @@ def start(payload, tmp_path_factory):
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def reference(payload, tmp_path_factory):
-    """Greedy continuations of all prompts by transformers alone."""
-    folder = tmp_path_factory.mktemp("reference")
-    prompts, out = folder / "prompts.json", folder / "out.json"
-    prompts.write_text(json.dumps(PROMPTS))
+def transformers_says(what, prompts, new_tokens, folder):
+    """The answer of ``hf_reference.py``, which runs transformers in the SGLang venv."""
+    prompts_file, out = folder / f"{what}_prompts.json", folder / f"{what}.json"
+    prompts_file.write_text(json.dumps(prompts))
+    script = [sglang_python(), str(HERE / "hf_reference.py"), what, str(MODELS / "target")]
     done = subprocess.run(
-        [
-            sglang_python(),
-            str(HERE / "hf_reference.py"),
-            str(MODELS / "target"),
-            str(prompts),
-            str(NEW_TOKENS),
-            str(out),
-        ],
+        [*script, str(prompts_file), str(new_tokens), str(out)],
         check=False,
         env=sglang_environment(),
         capture_output=True,
@@ -86,7 +79,13 @@ def reference(payload, tmp_path_factory):
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads(out.read_text())
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def reference(payload, tmp_path_factory):
+    """Greedy continuations of all prompts by transformers alone."""
+    results = transformers_says("greedy", PROMPTS, NEW_TOKENS, tmp_path_factory.mktemp("reference"))
     return Reference([one["tokens"] for one in results], [one["gaps"] for one in results])
 
 
@@ -115,12 +114,54 @@ def assert_lossless(server, reference):
     return batched
 
 
-def test_without_speculation_the_server_equals_transformers(start, reference):
-    assert_lossless(start("plain", []), reference)
+@pytest.fixture(scope="module")
+def plain_answers(start, reference):
+    """What the server without speculation, itself held against transformers, says to the edge cases."""
+    server = start("plain", [])
+    assert_lossless(server, reference)
+    return {name: answer_of(server, body(reference)) for name, body in EDGE_CASES.items()}
+
+
+def answer_of(server, body):
+    status, answer = server.request("/generate", body)
+    assert status == 200, answer
+    return answer["output_ids"], answer["text"], answer["meta_info"]["finish_reason"]
+
+
+def edge(text=PROMPTS[0], **sampling):
+    return {"text": text, "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, **sampling}}
+
+
+# Ends that fall inside an accepted path, or right behind one. The stop tokens come from the known continuation.
+EDGE_CASES = {
+    **{
+        f"stop token {at}": lambda ref, at=at: edge(stop_token_ids=[ref.tokens[0][at]])
+        for at in (1, 7, 20, 33)
+    },
+    **{
+        f"{n} new tokens": lambda ref, n=n: edge(max_new_tokens=n, ignore_eos=True)
+        for n in (1, 2, 3, 6, 11, 47)
+    },
+    "end of sequence allowed": lambda ref: edge(PROMPTS[3], max_new_tokens=200),
+    "stop string": lambda ref: edge(stop=["e", "\n"], ignore_eos=True),
+    "stop string of two characters": lambda ref: edge(PROMPTS[1], stop=["in", "er"], ignore_eos=True),
+    "stop regex": lambda ref: edge(PROMPTS[2], stop_regex="[a-z]{2}", ignore_eos=True),
+    "logit bias": lambda ref: edge(logit_bias={str(ref.tokens[0][4]): -100.0}, ignore_eos=True),
+    "the end of the context": lambda ref: {
+        "input_ids": [5 + i % 400 for i in range(2030)],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 500, "ignore_eos": True},
+    },
+    "a prompt of one token": lambda ref: {"input_ids": [7], "sampling_params": edge()["sampling_params"]},
+}
+
+
+def test_without_speculation_the_server_equals_transformers(plain_answers):
+    ends = [finish["type"] for _, _, finish in plain_answers.values()]
+    assert {"stop", "length"} <= set(ends)
 
 
 @pytest.fixture(scope="module")
-def chain_length(start, reference):
+def chain_length(start, reference, plain_answers):
     server = start("dflash", ["--speculative-algorithm", "DFLASH", *DRAFT])
     return accept_length(assert_lossless(server, reference))
 
@@ -173,12 +214,36 @@ def test_mixed_lengths_end_where_the_request_says(ddtree, reference):
     assert output_ids(answers) == [row[:n] for row, n in zip(reference.tokens, lengths, strict=False)]
 
 
-def test_a_stop_token_inside_an_accepted_path_ends_the_request_there(ddtree, reference):
-    for row, prompt in zip(reference.tokens[:8], PROMPTS, strict=False):
-        stop = row[20]
-        answer = ddtree.generate([prompt], stop_token_ids=[stop])[0]
-        assert answer["output_ids"] == row[: row.index(stop) + 1]
-        assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+@pytest.mark.parametrize("case", EDGE_CASES)
+def test_an_edge_case_ends_as_without_speculation(ddtree, reference, plain_answers, case):
+    assert answer_of(ddtree, EDGE_CASES[case](reference)) == plain_answers[case]
+
+
+def test_sampled_tokens_have_the_targets_law(ddtree, payload, tmp_path):
+    """The joint law of three tokens at temperature 1, top_k 2, by chi-square against transformers' own."""
+    draws, new_tokens = 640, 3
+    cells = transformers_says("law", PROMPTS[:1], new_tokens, tmp_path)
+    answers = ddtree.generate(
+        PROMPTS[:1] * draws, batch=64, temperature=1.0, top_k=2, max_new_tokens=new_tokens
+    )
+    seen = [tuple(ids) for ids in output_ids(answers)]
+    counts = [seen.count(tuple(tokens)) for tokens, _ in cells]
+    assert sum(counts) == draws, "a continuation outside top_k was drawn"
+    statistic, critical = chi_square(counts, [probability for _, probability in cells])
+    print(f"sampling on the server: chi-square {statistic:.1f}, critical {critical:.1f}, {draws} draws")
+    assert statistic < critical
+
+
+def test_greedy_requests_in_a_sampled_batch_stay_greedy(ddtree, reference):
+    def parameters(row):
+        return {"temperature": row % 2 * 0.9, "top_p": 0.9, "max_new_tokens": 24, "ignore_eos": True}
+
+    body = {"text": PROMPTS[:8], "sampling_params": [parameters(row) for row in range(8)]}
+    status, answers = ddtree.request("/generate", body)
+    assert status == 200, answers
+    equal = [ids == row[:24] for ids, row in zip(output_ids(answers), reference.tokens, strict=False)]
+    assert equal[::2] == [True] * 4
+    assert not all(equal[1::2]), "the sampled requests came out greedy"
 
 
 def test_every_verified_tree_was_logged_and_none_broke_an_invariant(ddtree):
@@ -195,8 +260,8 @@ def test_every_verified_tree_was_logged_and_none_broke_an_invariant(ddtree):
 
 
 @pytest.fixture
-def controls(start, chain_length, tmp_path_factory, reference):
-    """The oracle draft, and a way to break verify between two requests."""
+def controls(start, tmp_path_factory, reference):
+    """The oracle draft under forced retraction, and a way to break verify between two requests."""
     folder = tmp_path_factory.getbasetemp() / "controls"
     if not folder.exists():
         folder.mkdir()
@@ -208,7 +273,13 @@ def controls(start, chain_length, tmp_path_factory, reference):
     def run(broken=None):
         file.write_text(json.dumps({"oracle": reference.tokens, "break": broken}))
         # Broken KV must not outlive its case in the radix cache.
-        server = start("controls", [*DDTREE, "--disable-radix-cache"], folder, DDTREE_CONTROLS=str(file))
+        server = start(
+            "controls",
+            [*DDTREE, "--disable-radix-cache"],
+            folder,
+            DDTREE_CONTROLS=str(file),
+            SGLANG_TEST_RETRACT="1",
+        )
         return server.generate(PROMPTS[:16])
 
     return run
@@ -219,6 +290,7 @@ def test_with_an_oracle_draft_whole_branches_are_accepted(controls, reference):
     first = Reference(reference.tokens[:16], reference.gaps[:16])
     assert divergences(output_ids(answers), first)[0] == []
     assert accept_length(answers) > 3
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
 
 
 @pytest.mark.parametrize("broken", ["mask", "move"])

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(REPOSITORY / "payload"), str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(REPOSITORY / "payload"), str(HERE), str(HERE.parent)]
 
 
 def sampling_info(rows, *, temperature=1.0, top_p=1.0, top_k=None, min_p=0.0, seeds=None):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from chi_square import chi_square
 from conftest import sampling_info
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang_ddtree.ddtree_info import DDTreeVerifyInput
@@ -13,21 +14,6 @@ from sglang_ddtree.tree_batch import build_ddtree_batch
 
 DRAWS = 40_000
 VOCAB = 8
-
-
-def chi_square(counts, probabilities):
-    """The statistic and its 99.9 % critical value (Wilson-Hilferty), cells with little mass pooled."""
-    expected = np.array(probabilities) * sum(counts)
-    counts, small = np.array(counts, dtype=float), expected < 5
-    if small.any():
-        counts = np.append(counts[~small], counts[small].sum())
-        expected = np.append(expected[~small], expected[small].sum())
-    keep = expected > 0
-    assert counts[~keep].sum() == 0, "a token was emitted that the target cannot emit"
-    statistic = (((counts - expected) ** 2)[keep] / expected[keep]).sum()
-    freedom = keep.sum() - 1
-    z = 3.0902323
-    return statistic, freedom * (1 - 2 / (9 * freedom) + z * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
 def filtered(logits, temperature, top_p):

@@ -84,11 +84,11 @@ def test_a_batch_holds_each_tree_at_its_own_offset():
     logps[2, 0] = -np.inf  # an empty tree between full ones
     batch = build_ddtree_batch(ids, logps, budget=6)
     assert batch.token_ids.shape == (5, 7) and batch.visibility.shape == (5, 7, 7)
-    for row, tree in enumerate(batch.trees):
+    for row, tree in enumerate(batch.trees()):
         one = compile_ddtree_retrieve(tree, 7)
         size = len(tree.parents)
         assert batch.retrieve_index[row, :size].tolist() == [row * 7 + node for node in range(size)]
         assert batch.retrieve_index[row, size:].eq(-1).all()
         assert torch.equal(batch.retrieve_next_token[row], one.retrieve_next_token)
         assert torch.equal(batch.visibility[row], one.visibility)
-    assert [len(tree.parents) for tree in batch.trees] == [7, 7, 1, 7, 7]
+    assert [len(tree.parents) for tree in batch.trees()] == [7, 7, 1, 7, 7]
