@@ -1,7 +1,7 @@
 """What transformers alone says, as the reference. Run by the SGLang venv's Python:
 
-``hf_reference.py greedy MODEL PROMPTS.json NEW_TOKENS OUT.json``: per prompt, the greedy tokens and at each the
-gap between the best and the second log-prob, by which a divergence is judged a tie.
+``hf_reference.py greedy MODEL PROMPTS.json NEW_TOKENS OUT.json``: per prompt, the greedy tokens and at each
+the gap between the best and the second log-prob, by which a divergence is judged a tie.
 
 ``hf_reference.py law MODEL PROMPTS.json NEW_TOKENS OUT.json``: for the first prompt, every continuation that
 sampling at temperature 1 with top_k 2 can give, with its probability.

@@ -132,7 +132,7 @@ def edge(text=PROMPTS[0], **sampling):
     return {"text": text, "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, **sampling}}
 
 
-# Ends that fall inside an accepted path, or right behind one. The stop tokens come from the known continuation.
+# Ends that fall inside an accepted path, or right behind one; stop tokens come from the known continuation.
 EDGE_CASES = {
     **{
         f"stop token {at}": lambda ref, at=at: edge(stop_token_ids=[ref.tokens[0][at]])
