@@ -221,7 +221,8 @@ def test_too_few_tokens_are_a_failure(lab: Lab) -> None:
 
 # ---- soak ---------------------------------------------------------------------------------------------
 
-SOAK = StepSpec("soak", "soak", 120, {"requests": 40, "hang_after_s": 3, "max_new_tokens": 4})
+SOAK = StepSpec("soak", "soak", 120, {"requests": 40, "hang_after_s": 60, "max_new_tokens": 4})
+IMPATIENT = StepSpec("soak", "soak", 120, {**SOAK.options, "hang_after_s": 3})
 
 
 def test_a_soak_passes(lab: Lab) -> None:
@@ -230,7 +231,7 @@ def test_a_soak_passes(lab: Lab) -> None:
 
 
 def test_a_server_that_hangs_after_n_requests_fails_the_soak(lab: Lab) -> None:
-    ctx = started(lab, SOAK, flags=("--fake", '{"hang_after_requests": 20}'))
+    ctx = started(lab, IMPATIENT, flags=("--fake", '{"hang_after_requests": 20}'))
     reason = failed(ctx, "soak").reason
     assert "of 40: " in reason and "no answer within 3 s" in reason
 
