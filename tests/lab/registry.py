@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -79,10 +80,20 @@ def _remove(entries: dict[str, Any]) -> None:
             subprocess.run(["umount", "--lazy", mount], check=True)
     for name in entries["netns"]:
         if Path("/run/netns", name).exists():
+            _end_processes(name)
             subprocess.run(["ip", "netns", "del", name], check=True)
     for folder in entries["folder"]:
         if Path(folder).exists():
             shutil.rmtree(folder)
+
+
+def _end_processes(namespace: str) -> None:
+    """Kill what still runs in a namespace of ours: controllers whose test is over, or dead."""
+    pids = subprocess.run(["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True)
+    for pid in map(int, pids.stdout.split()):
+        if pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def end_cgroup(group: Path, timeout: float = 60.0) -> None:
