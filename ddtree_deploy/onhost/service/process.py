@@ -246,11 +246,12 @@ class ProcessControl(ServiceControl):
         if not running:
             return False, "it was not started"
         pid = running["pid"]
-        child = _children.get(pid)
-        if child is not None and child.poll() is not None:
-            return False, _ended(child.returncode)
         if proc.alive(pid, running["start"]):
             return True, f"process {pid} runs"
+        child = _children.get(pid)
+        if child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return False, _ended(child.wait(5.0))
         if running["unit"]:
             shown = systemctl.show(running["unit"], ["ExecMainStatus", "Result"])
             return False, f"it ended: {shown.get('Result', '?')}, status {shown.get('ExecMainStatus', '?')}"
