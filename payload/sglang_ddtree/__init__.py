@@ -7,14 +7,17 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
 
     ddtree_utils     the tree: build, follow, compile for the verify kernel, summarise
     tree_reference   the plain best-first search that defines the result
+    tree_numba       the same search compiled, for whole batches
     draft_topk       logits to ranked log-probs
     ddtree_info      what travels with a batch: draft input and verify input
-    tree_batch       the trees of a batch, padded
+    tree_batch       the trees of a batch, padded; chooses the builder
     ddtree_mask      the tree mask in the layout of the attention backend
     ddtree_sampling  the target's own draw at every node
     ddtree_verify    the walk, and the one commit after it
+    ddtree_draft     the worker's draft side: loads the draft, runs its block
     ddtree_worker    draft -> tree -> verify -> commit
-    server_args      flags, their validation, and what a DDTREE server refuses
+    server_args      flags and their validation
+    server_checks    what a DDTREE server refuses at start
     request_checks   what a DDTREE server refuses per request
     hooks            every place where SGLang is wrapped, with the signature it must have
     spec_algorithm   the DDTREE entry of SGLang's algorithm registry

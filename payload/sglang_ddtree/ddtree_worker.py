@@ -13,57 +13,32 @@ step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1``:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
-from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
-from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _resolve_dflash_embedding_module
-from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree import hooks
+from sglang_ddtree.ddtree_draft import DDTreeDraftWorker, Window
 from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
 from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_verify import AcceptedPaths, commit_accepted_paths, walk_tree
-from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
 from sglang_ddtree.metrics import log_verified_trees
-from sglang_ddtree.server_args import DDTreeConfig, ddtree_config
 from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
 from sglang_ddtree.versions import check_sglang_version
 
 logger = logging.getLogger(__name__)
 
 
-class Window(NamedTuple):
-    """The KV slots of one step, ``N`` per request, from the committed length on.
-
-    Attributes:
-        slots: ``[bs, N]`` int64 slots.
-        target: the plan of the verify forward, over all ``N``.
-        draft: the plan of the draft block and of the committed draft KV, over the first ``B``.
-    """
-
-    slots: torch.Tensor
-    target: KVLocPlan
-    draft: KVLocPlan
-
-
-class DDTreeWorker(DFlashWorkerV2):
+class DDTreeWorker(DDTreeDraftWorker):
     """DFLASH's worker with a tree in place of the chain.
 
     Raises, at start:
@@ -75,14 +50,9 @@ class DDTreeWorker(DFlashWorkerV2):
     def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker):
         check_sglang_version()
         hooks.assert_in_place()
-        self.ddtree: DDTreeConfig = ddtree_config(server_args)
-        with self._draft_widths():
-            super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self._check_models()
-        self.num_nodes = self.ddtree.budget + 1
-        # What the scheduler reads: the stride of next_token_ids and the KV reserve.
-        self.speculative_num_draft_tokens = self.num_nodes
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._mask_workspace = MaskWorkspace()
+        self._compile_builder()
         self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
         logger.info(
             "DDTREE: budget=%d topk_cap=%d draft block=%d",
@@ -91,31 +61,8 @@ class DDTreeWorker(DFlashWorkerV2):
             self.block_size,
         )
 
-    @contextmanager
-    def _draft_widths(self) -> Iterator[None]:
-        """The draft runs blocks of its own width, in a chain; SGLang's global widths are the target's."""
-        spec = get_spec()
-        with spec.override(
-            speculative_num_draft_tokens=spec.speculative_dflash_block_size, speculative_eagle_topk=1
-        ):
-            yield
-
-    def _check_models(self) -> None:
-        if self._is_domino or self.selector is not None or self.lilicorr is not None:
-            raise ValueError(
-                "DDTREE needs a plain DFlash draft: Domino, DFlash2 selector and LiLiCorr drafts give no "
-                "per-position distribution"
-            )
-        if (self.model_runner.sliding_window_size or 0) > 0:
-            raise ValueError("targets with sliding-window attention are not verified with DDTREE")
-        head = unwrap_lora_layer(getattr(self.target_worker.model_runner.model, "lm_head", None))
-        weight = getattr(head, "weight", None)
-        if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
-            raise ValueError("DDTREE needs the target's lm_head as a dense, unquantized weight")
-
     def init_attention_backends(self) -> None:
-        with self._draft_widths():
-            super().init_attention_backends()
+        super().init_attention_backends()
         self._mask_layout = tree_mask_layout(self.model_runner.attn_backend)
 
     def _validate_phase1_sampling_support(self, batch: ScheduleBatch) -> None:
@@ -124,23 +71,6 @@ class DDTreeWorker(DFlashWorkerV2):
     def prewarm_sampling(self) -> Any:
         # DFLASH rehearses its chain sampler, which DDTREE does not use.
         return self.model_runner.prewarm_sampling()
-
-    def _make_next_draft_input_prefill(
-        self, *, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor
-    ) -> DDTreeDraftInput:
-        return self._make_next_draft_input_decode(bonus_tokens=bonus_tokens, new_seq_lens=seq_lens)
-
-    def _make_next_draft_input_decode(
-        self, *, bonus_tokens: torch.Tensor, new_seq_lens: torch.Tensor
-    ) -> DDTreeDraftInput:
-        base = make_draft_input_v2(bonus_tokens=bonus_tokens, new_seq_lens=new_seq_lens)
-        return DDTreeDraftInput(
-            topk_p=base.topk_p,
-            topk_index=base.topk_index,
-            bonus_tokens=base.bonus_tokens,
-            new_seq_lens=base.new_seq_lens,
-            hidden_states=base.hidden_states,
-        )
 
     def forward_batch_generation(
         self,
@@ -179,83 +109,12 @@ class DDTreeWorker(DFlashWorkerV2):
             log_verified_trees(trees.trees(), self.ddtree.budget, choices, paths, batch.reqs)
         return self._commit(batch, paths, logits_output, window, on_publish)
 
-    def _plan_window(self, batch: ScheduleBatch) -> Window:
-        nodes, block = self.num_nodes, self.block_size
-        slots = assign_extend_cache_locs_func(
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=self.model_runner.req_to_token_pool.req_to_token,
-            start_offset=batch.seq_lens,
-            end_offset=batch.seq_lens + nodes,
-            batch_size=len(batch.seq_lens),
-            draft_token_num=nodes,
-            device=self.device,
-        ).view(-1, nodes)
-
-        def plan(width: int) -> KVLocPlan:
-            return self.target_worker.model_runner.kv_index_translator.plan(
-                req_pool_indices=batch.req_pool_indices,
-                seq_lens=batch.seq_lens,
-                seq_lens_cpu=batch.seq_lens_cpu,
-                write_virtual=slots[:, :width].reshape(-1),
-                read_extent=width,
-            )
-
-        return Window(slots=slots, target=plan(nodes), draft=plan(block))
-
-    def _draft(
-        self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, window: Window
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the draft block. Returns log-probs float32 and ids int64, both ``[bs, B - 1, k]``."""
-        bs, block = len(batch.seq_lens), self.block_size
-        target_model = self.target_worker.model_runner.model
-        block_ids = torch.full((bs, block), int(self._mask_token_id), dtype=torch.long, device=self.device)
-        block_ids[:, 0] = bonus_tokens
-        if self._full_embed_gpu is not None:
-            embeds = torch.nn.functional.embedding(block_ids, self._full_embed_gpu)
-        else:
-            embeds = unwrap_lora_layer(_resolve_dflash_embedding_module(self.draft_model, target_model))(
-                block_ids
-            )
-        if self._noise_embed_scale != 1.0:
-            embeds = embeds * self._noise_embed_scale
-        seq_lens_cpu = batch.seq_lens_cpu + block
-        forward_batch = ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            batch_size=bs,
-            input_ids=block_ids.flatten(),
-            req_pool_indices=batch.req_pool_indices,
-            seq_lens=batch.seq_lens,
-            out_cache_loc=window.slots[:, :block].reshape(-1),
-            seq_lens_sum=int(seq_lens_cpu.sum()),
-            seq_lens_cpu=seq_lens_cpu,
-            positions=(batch.seq_lens.unsqueeze(1) + self._block_pos_offsets).reshape(-1),
-            input_embeds=embeds.view(-1, embeds.shape[-1]),
-            spec_algorithm=SpeculativeAlgorithm.DFLASH,
-            spec_info=self._draft_block_spec_info,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            global_num_token_non_padded_cpu=bs * block,
-        )
-        window.draft.bind(forward_batch, self.draft_model_runner.kv_index_translator)
-        with torch.inference_mode(), draft_tp_context(self.draft_parallel_layout):
-            hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
-        if hidden is None:
-            raise RuntimeError("the DFlash draft returned no hidden states")
-        hidden = hidden.view(bs, block, -1)[:, 1:].reshape(bs * (block - 1), -1)
-        logps, ids = self._rank_draft_tokens(hidden)
-        return logps.view(bs, block - 1, -1), ids.view(bs, block - 1, -1)
-
-    def _rank_draft_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Top-k log-probs and ids, both ``[R, k]``, of draft hidden ``[R, H]`` under the target's head."""
-        weight = unwrap_lora_layer(self.target_worker.model_runner.model.lm_head).weight
-        logits = torch.matmul(hidden.to(weight.dtype), weight.T).float()
-        processor = self._target_logits_processor
-        # DFLASH's argmax is blind to these two; the shape of a tree is not.
-        if (scale := getattr(processor, "logit_scale", None)) is not None:
-            logits = logits * scale
-        if cap := getattr(processor, "final_logit_softcapping", None):
-            logits = cap * torch.tanh(logits / cap)
-        logps = draft_log_probs(logits, int(self.model_runner.model_config.vocab_size))
-        return stable_topk(logps, min(self.ddtree.topk_cap, self.ddtree.budget, logps.shape[-1]))
+    def _compile_builder(self) -> None:
+        """Build one tree of the shape to be served, so that no request waits for the compiler."""
+        width = min(self.ddtree.topk_cap, self.ddtree.budget)
+        logps = -torch.arange(1, width + 1, dtype=torch.float32).expand(1, self.block_size - 1, width)
+        ids = torch.arange(width).expand(1, self.block_size - 1, width)
+        self._grow_trees(ids.contiguous(), logps.contiguous())
 
     def _grow_trees(self, topk_ids: torch.Tensor, topk_logps: torch.Tensor) -> DDTreeBatch:
         """One tree per request, on the host; the masks are valid until the next call."""

@@ -2,7 +2,7 @@
 
 
 def chi_square(counts, probabilities):
-    """``(statistic, critical value at 99.9 %)`` (Wilson-Hilferty); cells expecting fewer than 5 are pooled."""
+    """``(statistic, 99.9 % critical value)`` (Wilson-Hilferty); cells expecting fewer than 5 are pooled."""
     total = sum(counts)
     cells = [[count, total * p] for count, p in zip(counts, probabilities, strict=True)]
     assert not any(count and not expected for count, expected in cells), "an impossible outcome occurred"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -63,9 +64,12 @@ def sglang_environment(*python_path: Path, **variables: str) -> dict[str, str]:
 
 
 def install_as_wheel(folder: Path, package: Path, name: str, entry_point: str) -> None:
-    """Put ``package`` and a ``.dist-info`` with one SGLang plugin entry point into ``folder``."""
+    """Copy ``package`` into ``folder``, with a ``.dist-info`` that names one SGLang plugin entry point."""
     module = package.name.removesuffix(".py")
-    (folder / package.name).symlink_to(package)
+    if package.is_dir():
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(package, folder)
     info = folder / f"{module}-0.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.0\n")

@@ -39,7 +39,9 @@ def controlled(worker_class):
         def _draft(self, batch, bonus_tokens, window):
             logps, ids = super()._draft(batch, bonus_tokens, window)
             if oracle := settings()["oracle"]:
-                logps[:], ids[:] = oracle_candidates(batch, oracle, *ids.shape[1:])
+                logps[:], ids[:] = oracle_candidates(
+                    batch, oracle, *ids.shape[1:], self.model_runner.model_config.vocab_size
+                )
             return logps, ids
 
         def _build_ddtree_verify_input(self, batch, bonus_tokens, trees, window):
@@ -50,7 +52,7 @@ def controlled(worker_class):
     return ControlledWorker
 
 
-def oracle_candidates(batch, sequences, depth, width):
+def oracle_candidates(batch, sequences, depth, width, vocab_size):
     """The known continuation at rank 0 or 1 in turn, so that sibling branches are accepted."""
     logps = torch.full((len(batch.reqs), depth, width), -4.0)
     logps[..., 0], logps[..., 1] = -0.3, -1.6
@@ -60,7 +62,7 @@ def oracle_candidates(batch, sequences, depth, width):
         known = next((one[len(done) :] for one in sequences if one[: len(done)] == done), [])
         for level in range(depth):
             token = known[level] if level < len(known) else 0
-            candidates = [token + 1 + other for other in range(width - 1)]  # distinct decoys
+            candidates = [(token + 1 + other) % vocab_size for other in range(width - 1)]  # distinct decoys
             candidates.insert((level + len(done)) % 2, token)
             ids[row, level] = torch.tensor(candidates)
     return logps, ids
