@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test setup lint unit sglang lab clean
+.PHONY: demo test setup lint unit sglang lab rtt clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -35,6 +35,9 @@ sglang: setup          ## tests with real SGLang servers, in the sandbox's venv 
 
 lab: setup             ## tests on real systemd hosts in network namespaces; needs root
 	DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q -m lab
+
+rtt: setup             ## round trips and CPU of a rollout through a WAN, beside one hand-written tar over ssh; root
+	$(BIN)/python -m benchmarks.rtt
 
 clean:                 ## ends the sandbox, removes it and the venv
 	-$(BIN)/ddtree-deploy sandbox down --purge
