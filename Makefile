@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test setup lint unit sglang lab rtt clean
+.PHONY: demo test setup lint unit sglang lab faults faults-mutations rtt clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -38,6 +38,13 @@ lab: setup             ## tests on real systemd hosts in network namespaces; nee
 
 rtt: setup             ## round trips and CPU of a rollout through a WAN, beside one hand-written tar over ssh; root
 	$(BIN)/python -m benchmarks.rtt
+
+faults: setup          ## every fault at every instant of a rollout and a rollback, on real hosts; needs root
+	$(BIN)/python -m tests.lab.matrix
+	$(BIN)/python -m tests.lab.matrix --mutations
+
+faults-mutations: setup
+	$(BIN)/python -m tests.lab.matrix --mutations
 
 clean:                 ## ends the sandbox, removes it and the venv
 	-$(BIN)/ddtree-deploy sandbox down --purge

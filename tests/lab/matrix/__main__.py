@@ -1,0 +1,75 @@
+"""Runs the matrix; prints each cell, a table, and `faults survived: N/N`. Exit code 0 if all were."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.lab.hosts import Lab
+from tests.lab.matrix import cells, commands, fleet, mutations, table
+from tests.lab.need import filesystem
+
+
+def main() -> int:
+    options = _options()
+    rng = random.Random(options.seed)
+    chosen = cells.singles()
+    chosen += cells.doubles(options.doubles, rng)
+    if options.short:
+        chosen = cells.short(rng)
+    words = options.only.split()
+    chosen = [cell for cell in chosen if all(word in str(cell).split() for word in words)]
+    chosen = cells.shuffled(chosen, rng)
+    if options.sample:
+        chosen = chosen[: options.sample]
+    if options.list:
+        print("\n".join(map(str, sorted(chosen, key=str))))
+        print(table.left_out())
+        return 0
+    commands.prepare()
+    print(f"seed {options.seed}, {len(chosen)} cells, {options.hosts} hosts", flush=True)
+    with Lab(_folder()) as lab, tempfile.TemporaryDirectory(prefix="matrix-") as users:
+        if options.mutations:
+            return mutations.run(lab, Path(users), options.seed, Path(options.evidence))
+        trials = fleet.run(
+            lab,
+            Path(users),
+            chosen,
+            hosts=options.hosts,
+            seed=options.seed,
+            evidence=Path(options.evidence),
+        )
+    print(table.render(trials))
+    print(table.left_out())
+    survived = sum(t.survived for t in trials)
+    print(f"faults survived: {survived}/{len(chosen)}  (seed {options.seed})")
+    return 0 if survived == len(chosen) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.matrix", description=__doc__)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
+    parser.add_argument("--hosts", type=int, default=6, help="hosts side by side")
+    parser.add_argument("--doubles", type=int, default=48, help="how many pairs of faults")
+    parser.add_argument("--only", default="", help="cells whose name has all these words")
+    parser.add_argument("--sample", type=int, default=0, help="so many of them, at random")
+    parser.add_argument("--short", action="store_true", help="every fault once, at a random step")
+    parser.add_argument("--list", action="store_true", help="print the cells, run none")
+    parser.add_argument("--mutations", action="store_true", help="with each undo disabled in turn")
+    parser.add_argument(
+        "--evidence", default="build/faults", help="folder for what failing cells left (journals, output)"
+    )
+    return parser.parse_args()
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("DDTREE_LAB_DIR") or tempfile.gettempdir())
+    return Path("/dev/shm") if filesystem(folder) == "overlay" else folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

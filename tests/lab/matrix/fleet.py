@@ -1,0 +1,102 @@
+"""Works through the cells on several hosts side by side: most of a cell is waiting."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from ddtree_deploy.running.zipapp import SOURCE
+from tests.lab.hosts import Lab
+from tests.lab.matrix.cells import Cell
+from tests.lab.matrix.target import Known, Target
+from tests.lab.matrix.trial import Trial, attempt
+
+NEEDS = {"rollout": "before", "rollback": "after"}  # the state of the host that an action starts from
+
+
+class Pool:
+    """Cells to do; a worker asks for one that fits the state its host is in."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._lock = threading.Lock()
+        self._cells: dict[str, list[Cell]] = {state: [] for state in NEEDS.values()}
+        for cell in cells:
+            self._cells[NEEDS[cell.action]].append(cell)
+        self.total = sum(map(len, self._cells.values()))
+        self.done: list[Trial] = []
+
+    def take(self, state: str) -> Cell | None:
+        """One for a host in this state; else one for another state; None when there are none."""
+        with self._lock:
+            other = next(s for s in self._cells if s != state)
+            for cells in (self._cells[state], self._cells[other]):
+                if cells:
+                    return cells.pop()
+        return None
+
+    def add(self, trial: Trial) -> None:
+        with self._lock:
+            self.done.append(trial)
+            print(f"[{len(self.done):4}/{self.total}] {trial.line()}", flush=True)
+            for problem in trial.problems[:4]:
+                print(f"            {problem[:400]}", flush=True)
+
+
+def run(lab: Lab, folder: Path, cells: list[Cell], *, hosts: int, seed: int, evidence: Path) -> list[Trial]:
+    """All cells; the first host learns how a rollout without faults looks."""
+    pool = Pool(cells)
+    known = Known()
+    # One state of the code for all cells, also while somebody edits it.
+    sources = folder / "onhost"
+    shutil.copytree(SOURCE, sources, ignore=shutil.ignore_patterns("__pycache__"))
+    targets = [Target(lab, folder, known, sources)]
+    targets[0].learn()
+    targets += [Target(lab, folder, known, sources) for _ in range(min(hosts, len(cells)) - 1)]
+    shutil.rmtree(evidence, ignore_errors=True)
+    threads = [
+        threading.Thread(target=_work, args=(target, pool, seed, evidence), daemon=True) for target in targets
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for target in targets:
+        target.close()
+    return pool.done
+
+
+def _work(target: Target, pool: Pool, seed: int, evidence: Path) -> None:
+    while (cell := pool.take(target.state)) is not None:
+        pool.add(one(target, cell, seed, evidence))
+
+
+def one(target: Target, cell: Cell, seed: int, evidence: Path) -> Trial:
+    """Bring the host where the cell begins, run it; after a failure keep the evidence, take a new host."""
+    needed = NEEDS[cell.action]
+    if target.state != needed:
+        target.run("rollback" if needed == "before" else "rollout").expect(0)
+        target.state = needed
+    # The instants of a cell depend on the seed and the cell, not on which host came to do it.
+    trial = attempt(target, cell, random.Random(f"{seed} {cell}"))
+    if not trial.survived:
+        keep(target, trial, evidence)
+        target.renew()
+    return trial
+
+
+def keep(target: Target, trial: Trial, evidence: Path) -> None:
+    """What a person needs to understand a failure."""
+    folder = evidence / re.sub(r"\W+", "-", str(trial.cell))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "problems.txt").write_text("\n".join([trial.line(), *trial.problems, "", *trial.log]))
+    for run in target.host.path("/var/lib/ddtree-deploy").glob("sites/*/runs/*"):
+        for name in ("journal.jsonl", "logs/runner.log", "logs/recover.log"):
+            if (run / name).exists():
+                (folder / f"{run.name}-{name.replace('/', '-')}").write_bytes((run / name).read_bytes())
+    if target.host.on:
+        said = target.host.run("journalctl -b -n 200 --no-pager", check=False).stdout
+        (folder / "systemd.log").write_text(said)

@@ -1,0 +1,131 @@
+"""A host as a value, and what is wrong with it. The judgement is pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.lab.fake_venv import VENV
+from tests.lab.hosts import Host
+from tests.lab.tree import State, difference, stale_bytecode, state
+
+PROBE = Path(__file__).with_name("probe.py")
+PROBE_THERE = "/opt/sglang/probe.py"
+UNITS = "/etc/systemd/system"
+DROP_IN = f"{UNITS}/sglang.service.d/zzzz-ddtree-deploy.conf"
+STATE = "/var/lib/ddtree-deploy"
+# What a run that has ended does not need any more, wherever it stands in its run folder.
+WORKSPACE = ("stage", "payload.tar.gz", "reserve")
+
+
+@dataclass
+class Look:
+    """A host: what lies on its disk, what runs."""
+
+    venv: State
+    units: State
+    stale: list[str]
+    left: list[str]  # what should not be there between runs
+    inside: dict[str, Any]  # see probe.py; empty where the host was not asked
+
+    @property
+    def algorithm(self) -> str:
+        """Of the running server; empty when none runs."""
+        argv = self.inside["service"]["argv"]
+        return str(argv[argv.index("--speculative-algorithm") + 1]) if argv else ""
+
+
+def look(host: Host) -> Look:
+    """Look at a host that is on. Nothing of the product is used or started."""
+    host.path(PROBE_THERE).write_bytes(PROBE.read_bytes())
+    ran = host.run(f"exec /usr/bin/python3 -I {PROBE_THERE}")
+    return Look(
+        state(host.path(VENV)),
+        _units(host),
+        stale_bytecode(host.path(VENV)),
+        leftovers(host.path(STATE)),
+        json.loads(ran.stdout),
+    )
+
+
+def _units(host: Host) -> State:
+    """What systemd reads. Comments are not compared: our drop-in names its run in one."""
+    units = state(host.path(UNITS))
+    for name, entry in units.items():
+        if name.endswith("zzzz-ddtree-deploy.conf"):
+            lines = host.path(f"{UNITS}/{name}").read_text().splitlines()
+            text = "\n".join(line for line in lines if not line.startswith("#"))
+            units[name] = (*entry[:4], hashlib.sha256(text.encode()).hexdigest(), *entry[5:])
+    return units
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Temporary files, owners of a lock, unfinished runs and workspaces of runs in the state folder."""
+    found = [str(p) for p in folder.rglob("*.tmp")]
+    found += [str(p) for p in folder.glob("sites/*/owner.json")]
+    for run in folder.glob("sites/*/runs/*"):
+        found += [str(run / name) for name in WORKSPACE if (run / name).exists()]
+        events = journal(run / "journal.jsonl")
+        ends = [e for e in events if e["e"] == "end"]
+        if any(e["e"] == "locked" for e in events) and (not ends or ends[-1]["exit"] == 3):
+            found.append(f"{run}: unfinished")
+        backup = run / "backup"
+        if backup.is_dir() and not (backup / "manifest.json").exists():
+            found.append(f"{backup}: half a backup")
+    return found
+
+
+def journal(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's journal."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return []
+    return [json.loads(line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How a host looks when it is quite before, or quite after, a rollout."""
+
+    venv: State
+    units: State
+    imported: list[Any]
+    algorithm: str
+
+    @classmethod
+    def of(cls, seen: Look) -> Reference:
+        return cls(seen.venv, seen.units, seen.inside["imported"], seen.algorithm)
+
+    def differences(self, seen: Look) -> list[str]:
+        """Every way in which `seen` is not this state."""
+        lines = difference(self.venv, seen.venv) + difference(self.units, seen.units)
+        if seen.inside["imported"] != self.imported:
+            lines.append(f"the venv imports {seen.inside['imported']}, not {self.imported}")
+        if seen.algorithm != self.algorithm:
+            lines.append(f"the service runs {seen.algorithm or 'not'}, it should run {self.algorithm}")
+        if not seen.inside["service"]["generates"]:
+            lines.append(f"the service does not generate ({seen.inside['service']['active']})")
+        return lines
+
+
+def classify(seen: Look, references: dict[str, Reference]) -> str:
+    """The name of the state that `seen` is; `between` when it is none."""
+    for name, reference in references.items():
+        if not reference.differences(seen):
+            return name
+    return "between"
+
+
+def untidy(seen: Look) -> list[str]:
+    """What is left that should not be: locks, processes, files, bytecode that lies."""
+    inside = seen.inside
+    lines = [f"stale bytecode: {path}" for path in seen.stale]
+    lines += [f"left: {path}" for path in seen.left]
+    lines += [f"left: {path}" for path in inside["files"] if path != DROP_IN]
+    lines += [f"lock held: {path}" for path in inside["locks"]]
+    lines += [f"process: {line}" for line in inside["processes"]]
+    return lines
