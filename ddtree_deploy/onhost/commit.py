@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from . import layout, releases
+from . import guard, layout, releases
 from .context import Context
 from .journal import read
 from .protocol import Plan
@@ -38,6 +38,7 @@ def forward(ctx: Context) -> None:
         events, _ = read(ctx.journal.path)
         made = [e["undo"]["path"] for e in events if e["e"] == "intent" and e["undo"].get("op") == "mkdir"]
         releases.commit(ctx.plan, ctx.run_dir, made)
+    guard.remove(ctx)
     _tidy(ctx)
 
 

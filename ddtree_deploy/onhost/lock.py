@@ -99,10 +99,25 @@ class SiteLock:
         }
         write_json(self.site_dir / OWNER, self.owner, sync=False)
 
+    @classmethod
+    def inherited(cls, site_dir: Path, fd: int) -> SiteLock:
+        """The lock that our parent holds, for a recovery; the owner stays who it is."""
+        lock = cls(site_dir, fd)
+        lock.owner = read_owner(site_dir)
+        return lock
+
     def at_step(self, step: str) -> None:
-        """Say how far the run is. A full disk is no reason to stop an undo: failures are ignored."""
+        """Say how far the run is."""
+        self._say(step=step)
+
+    def starts(self, wanted: bool) -> None:
+        """Say that the service is to start, or to be down: the boot guard lets pass what we start."""
+        self._say(starts=wanted)
+
+    def _say(self, **values: Any) -> None:
+        """A full disk is no reason to stop an undo: failures are ignored."""
         if self.owner:
-            self.owner["step"] = step
+            self.owner.update(values)
             with contextlib.suppress(OSError):
                 write_json(self.site_dir / OWNER, self.owner, sync=False)
 

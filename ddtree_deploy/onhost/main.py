@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         "run": (1, _run),
         "follow": (2, _follow),
         "recover": (1, _recover),
+        "guard": (2, _guard),  # by systemd, before it starts the service
         "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
     }
     count, command = commands.get(words[0] if words else "", (-1, _run))
@@ -54,3 +55,9 @@ def _recover_run(words: list[str]) -> int:
     from .recover import run_recovery
 
     return run_recovery(Path(words[0]), int(words[1]))
+
+
+def _guard(words: list[str]) -> int:
+    from .guard_start import may_start
+
+    return may_start(Path(words[0]), words[1])

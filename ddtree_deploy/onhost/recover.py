@@ -86,8 +86,8 @@ def run_recovery(run_dir: Path, lock_fd: int) -> int:
         ctx.uninterruptible = True
         ctx.journal.tolerant = True
         process.kill_marked(f"{plan.run}/")
-        ctx.lock = SiteLock(run_dir.parent.parent, lock_fd)
-        ctx.journal.write("recover", sync=True, pid=os.getpid(), boot_id=runner.boot_id())
+        ctx.lock = SiteLock.inherited(run_dir.parent.parent, lock_fd)
+        ctx.journal.write("recover", sync=True, pid=os.getpid(), boot_id=layout.boot_id())
         ctx.results = {e["step"]: e["data"] for e in events if e["e"] == "result"}
         code = runner.settle(ctx, _outcome(ctx, events), recovered=True)
     ctx.journal.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import commit, layout, releases, steps
+from . import commit, guard, layout, releases, steps
 from .context import Context, Interrupt, StepFailed, StepSkipped
 from .journal import Journal, read
 from .lock import FileLock
@@ -87,7 +87,7 @@ def run(run_dir: Path) -> int:
             release=plan.release,
             steps=[s.name for s in plan.steps],
             pid=os.getpid(),
-            boot_id=boot_id(),
+            boot_id=layout.boot_id(),
         )
         outcome = execute(ctx)
         code = settle(ctx, outcome)
@@ -156,7 +156,7 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
     """Commit what passed, or put the host back; write the `end` event. Returns the exit code."""
     with contextlib.suppress(OSError):
         (ctx.run_dir / layout.RESERVE).unlink(missing_ok=True)
-    if outcome.verdict == "pass":
+    if outcome.verdict == "pass" or commit.decided(ctx):  # a decision stands, whatever came after it
         try:
             commit.forward(ctx)
         except commit.NotCommitted as error:
@@ -169,13 +169,17 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
             return _end(ctx, "pass", 0, _state_of_pass(ctx), "", _passed(ctx), recovered)
     intents = intents_by_step(read(ctx.journal.path)[0])
     if not intents:
+        unguarded = _unguard(ctx, [])
+        if unguarded:
+            reason = f"{outcome.reason}; rollback incomplete: {unguarded[0]}"
+            return _end(ctx, outcome.verdict, 3, STATE_BROKEN, outcome.step, reason, recovered)
         _clean(ctx, outcome)
         code = outcome.exit_code or EXIT[outcome.verdict]
         if code == 3:  # an earlier run's leavings, which could not be put right
             return _end(ctx, outcome.verdict, code, STATE_BROKEN, outcome.step, outcome.reason, recovered)
         reason = f"{outcome.reason}; nothing was rolled back, because nothing had been changed"
         return _end(ctx, outcome.verdict, code, STATE_UNTOUCHED, outcome.step, reason, recovered)
-    failures = undo_all(ctx, intents)
+    failures = _unguard(ctx, undo_all(ctx, intents))
     if failures:
         reason = f"{outcome.reason}; rollback incomplete: {'; '.join(failures)}"
         return _end(ctx, outcome.verdict, 3, STATE_BROKEN, outcome.step, reason, recovered)
@@ -183,6 +187,18 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
     code = outcome.exit_code or EXIT[outcome.verdict]
     reason = f"{outcome.reason}; rolled back: {', '.join(reversed(intents))}"
     return _end(ctx, outcome.verdict, code, STATE_BEFORE, outcome.step, reason, recovered)
+
+
+def _unguard(ctx: Context, failures: list[str]) -> list[str]:
+    """Take the boot guard away, unless something is still half-changed. Returns all failures."""
+    if failures:
+        return failures
+    try:
+        guard.remove(ctx)
+    except OSError as error:
+        traceback.print_exc()
+        return [one_line(error)]
+    return []
 
 
 def _clean(ctx: Context, outcome: Outcome) -> None:
@@ -256,10 +272,3 @@ def _forget_secrets(ctx: Context) -> None:
     if isinstance(data, dict) and data.get("secrets"):
         with contextlib.suppress(OSError):
             layout.write_json(ctx.run_dir / layout.PLAN, {**data, "secrets": {}})
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -164,6 +164,24 @@ class ServiceControl(ABC):
     def start(self, ctx: Context) -> None:
         """Start it as defined; returns once that was accepted, long before it serves. Raises StepFailed."""
 
+    # ---- the boot guard, where a service manager starts services by itself ----------------------------
+
+    def guarded_unit(self) -> str:
+        """The unit that a boot guard can be put before; empty where nothing starts the service by itself."""
+        return ""
+
+    def guard_folder_is_bare(self) -> bool:
+        """The drop-in folder is there already, and empty: it is not ours to remove."""
+        return False
+
+    def put_guard(self, argv: list[str], run: str) -> None:
+        """Have `argv` run, as root, before every start. Raises ServiceError, StepFailed, OSError."""
+        raise ServiceError("only a unit of systemd can be guarded")
+
+    def remove_guard(self, *, keep_folder: bool) -> None:
+        """Undo that. Idempotent. Raises ServiceError, StepFailed, OSError."""
+        raise ServiceError("only a unit of systemd can be guarded")
+
     # ---- the same for all kinds -----------------------------------------------------------------------
 
     def record(self, folder: Path) -> Record:

@@ -39,6 +39,8 @@ def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool) -
     Leftovers are ended by pid only with `kill`. Raises StepFailed naming each process that is left.
     """
     before = control.footprint()
+    if ctx.lock is not None:
+        ctx.lock.starts(False)
     control.terminate()
     after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill)
     count = len(before.members)

@@ -16,50 +16,20 @@ from ..context import Context, StepFailed
 from ..facts_format import ServiceFacts
 from ..protocol import Service
 from . import base, container, launch, logs, proc, systemctl, unitfile
-from .base import Footprint, Record, ServiceControl, ServiceError
+from .base import Footprint, Record, ServiceError
 from .systemctl import SystemctlError
-
-# Drop-ins are read in the order of their file names, whatever folder they are in.
-DROP_IN = "zzzz-ddtree-deploy.conf"
-_SHOWN = [
-    "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus",
-    "Result", "FragmentPath", "DropInPaths", "User", "NeedDaemonReload",
-]  # fmt: skip
+from .unit import DROP_IN, Unit
 
 
-class SystemdControl(ServiceControl):
+class SystemdControl(Unit):
     """One unit of the system manager; needs root."""
-
-    units = Path("/etc/systemd/system")
 
     def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
         super().__init__(service, state_dir, secrets)
-        self.unit = service.unit if "." in service.unit else f"{service.unit}.service"
-        self.drop_in = self.units / f"{self.unit}.d" / DROP_IN
         self._restarts = 0  # NRestarts when we started it
         self._started_at = ""
 
     # ---- looking --------------------------------------------------------------------------------------
-
-    def _show(self) -> dict[str, str]:
-        try:
-            return systemctl.show(self.unit, _SHOWN)
-        except SystemctlError as e:
-            raise ServiceError(str(e)) from e
-
-    def _texts(self, shown: dict[str, str], *, ours: bool) -> list[str]:
-        """The unit file and its drop-ins in order, with or without our own."""
-        paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
-        if ours and self.drop_in.exists() and str(self.drop_in) not in paths:
-            paths.append(str(self.drop_in))
-        texts = []
-        for path in paths:
-            if path and (ours or Path(path) != self.drop_in):
-                try:
-                    texts.append(Path(path).read_text())
-                except OSError as e:
-                    raise ServiceError(f"{path} cannot be read: {e.strerror}") from e
-        return texts
 
     def _env(self, texts: list[str]) -> dict[str, str]:
         env = unitfile.environment(texts)
@@ -268,12 +238,6 @@ class SystemdControl(ServiceControl):
         mode = self.drop_in.stat().st_mode & 0o777 if there else None
         return {"path": str(self.drop_in), "content": content, "mode": mode}
 
-    def _reload(self) -> None:
-        try:
-            systemctl.run("daemon-reload", seconds=120.0)
-        except SystemctlError as e:
-            raise StepFailed(str(e)) from e
-
     def apply_launch(self, ctx: Context) -> None:
         try:
             shown = self._show()
@@ -325,6 +289,8 @@ class SystemdControl(ServiceControl):
             raise StepFailed(str(e)) from e
 
     def start(self, ctx: Context) -> None:
+        if ctx.lock is not None:
+            ctx.lock.starts(True)  # the boot guard lets it pass
         try:
             # A crash loop of before would count against StartLimitBurst= and NRestarts.
             systemctl.run("reset-failed", self.unit)

@@ -200,3 +200,16 @@ def drop_in(prefix: str, words: list[str], env: Mapping[str, str], run: str) -> 
     # Environment= expands specifiers but not variables.
     lines += [f"Environment={quote(name + '=' + value.replace('%', '%%'))}" for name, value in env.items()]
     return "\n".join(lines) + "\n"
+
+
+def guard(argv: list[str], own: list[str], run: str) -> str:
+    """The drop-in that puts `argv` (literals), with full privileges, before the unit's own ExecStartPre."""
+    words = " ".join(quote(to_unit(word)) for word in argv)
+    lines = [
+        f"# Written by ddtree-deploy, run {run}; gone when the run is over.",
+        "[Service]",
+        "ExecStartPre=",
+        f"ExecStartPre=+{words}",
+        *(f"ExecStartPre={line}" for line in own),
+    ]
+    return "\n".join(lines) + "\n"

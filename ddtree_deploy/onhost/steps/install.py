@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from .. import bytecode, releases, staging
+from .. import bytecode, guard, releases, staging
 from ..context import Context, StepFailed, UndoFailed
 from ..files import Entry, Files
 from ..staging import Wanted
@@ -29,6 +29,7 @@ def do(ctx: Context) -> str:
     files = ctx.files()
     recorded = staging.read_manifest(ctx.backup_dir)
     wanted = staging.wanted(ctx)
+    guard.put(ctx)
     changed = 0
     for w in wanted:
         ctx.check()

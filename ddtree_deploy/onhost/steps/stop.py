@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import serving
+from .. import guard, serving
 from ..context import Context, StepFailed, StepSkipped, UndoFailed
 from ..service import Footprint, Record, ServiceControl, ServiceError, stopping
 from ..service.ready import wait_ready
@@ -29,6 +29,7 @@ def do(ctx: Context) -> str:
         raise StepSkipped("the service was not running")
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
     ctx.progress(drained)
+    guard.put(ctx)
     ctx.intent(record=str(ctx.backup_dir), was_active=before.active, generated=before.generated)
     ended = stopping.stop(
         ctx,

@@ -1,0 +1,121 @@
+"""The boot guard's decisions, and its drop-in. With a real systemd: tests/lab/test_boot_guard.py."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddtree_deploy.onhost import guard_start, layout
+from ddtree_deploy.onhost.journal import Journal
+from ddtree_deploy.onhost.lock import SiteLock
+from ddtree_deploy.onhost.service import unitfile
+
+UNIT = "sglang.service"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def restarts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The units that were started anew; the start that asked for it is refused at once, not killed."""
+    asked: list[str] = []
+    monkeypatch.setattr(guard_start.systemctl, "run", lambda *words: asked.append(words[-1]))
+    monkeypatch.setattr(guard_start, "KILLED_S", 0.0)
+    return asked
+
+
+def dead_run(site: Path, *more: dict[str, object]) -> Path:
+    run_dir = site / "runs" / "20260101T000000-abcdef"
+    run_dir.mkdir(mode=0o700)
+    journal = Journal(run_dir / layout.JOURNAL)
+    journal.write("run")
+    journal.write("locked")
+    for event in more:
+        journal.write(**event)  # type: ignore[arg-type]
+    journal.close()
+    return run_dir
+
+
+def test_with_nothing_at_work_a_start_passes(site: Path, restarts: list[str]) -> None:
+    assert guard_start.may_start(site, UNIT) == 0
+    assert restarts == []
+
+
+def test_a_start_that_the_run_asked_for_passes(site: Path, restarts: list[str]) -> None:
+    lock = SiteLock(site)
+    lock.acquire("run", "me", "rollout")
+    lock.starts(True)
+    assert guard_start.may_start(site, UNIT) == 0
+    lock.release()
+    assert restarts == []
+
+
+@pytest.mark.parametrize("ending", ["released", "asked for"])
+def test_any_other_start_waits_and_is_then_made_anew(site: Path, restarts: list[str], ending: str) -> None:
+    lock = SiteLock(site)
+    lock.acquire("run", "me", "rollout")
+    lock.starts(True)
+    lock.starts(False)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(guard_start.may_start(site, UNIT)))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive() and not codes
+    if ending == "released":
+        lock.release()
+    else:
+        lock.starts(True)
+    thread.join(60)
+    lock.release()
+    assert (codes, restarts) == ([1], [UNIT])
+
+
+def test_a_dead_run_is_recovered_before_the_start(
+    site: Path, restarts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = dead_run(site)
+    recovered: list[Path] = []
+
+    def recover(site_dir: Path, run: Path) -> bool:
+        recovered.append(run)
+        journal = Journal(run / layout.JOURNAL)
+        journal.write("end", exit=1)
+        journal.close()
+        return True
+
+    monkeypatch.setattr(guard_start, "_recover", recover)
+    assert guard_start.may_start(site, UNIT) == 1
+    assert (recovered, restarts) == ([run_dir], [UNIT])
+
+
+@pytest.mark.parametrize("this_boot", [True, False])
+def test_a_recovery_that_failed_is_not_tried_again_in_the_same_boot(
+    site: Path,
+    restarts: list[str],
+    capfd: pytest.CaptureFixture[str],
+    this_boot: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    boot = layout.boot_id() if this_boot else "another"
+    dead_run(site, {"event": "recover", "boot_id": boot}, {"event": "end", "exit": 3})
+    tried: list[Path] = []
+    monkeypatch.setattr(guard_start, "_recover", lambda site_dir, run: tried.append(run))
+    assert guard_start.may_start(site, UNIT) == 1
+    assert len(tried) == (0 if this_boot else 1) and restarts == []
+    assert "ddtree-deploy recover" in capfd.readouterr().err
+
+
+def test_the_drop_in_runs_the_guard_first_as_root_and_keeps_the_units_own() -> None:
+    argv = ["/venv/bin/python", "-I", "/state/50% of $HOME/runner.pyz", "guard"]
+    own = ["/bin/own --pre %n", "-/bin/false"]
+    text = unitfile.guard(argv, own, "run1")
+    first, *others = unitfile.effective(["[Service]\nExecStartPre=/bin/own --pre %n\n", text], "ExecStartPre")
+    assert others == own
+    assert first.startswith("+")
+    assert unitfile.literal(unitfile.split(first[1:]), {"HOME": "/root"}, {}) == argv
