@@ -84,8 +84,9 @@ class Demo:
     project: Path
     host: Host
     hosts_file: Path
-    console: Console = field(default_factory=lambda: Console(width=110, highlight=False))
+    console: Console
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
     def scene(self, title: str) -> None:
         self.console.print()
@@ -104,6 +105,22 @@ class Demo:
             [sys.executable, "-m", "ddtree_deploy.cli", *command], cwd=self.project, check=False
         ).returncode
 
+    @property
+    def holds(self) -> bool:
+        return all(holds for _, _, holds in self.checks)
+
+    def end(self) -> bool:
+        """All checks once more, as a table. True if every one held."""
+        seconds = time.monotonic() - self.started
+        table = Table(title=f"{len(self.checks)} checks in {seconds:.0f} s", show_header=False)
+        for claim, seen, holds in self.checks:
+            table.add_row("ok" if holds else "[red]NO", claim, seen)
+        self.console.print(table)
+        self.console.print(
+            "the sandbox keeps running: `ddtree-deploy sandbox status`, `ddtree-deploy sandbox down`"
+        )
+        return self.holds
+
     def unchanged(self, before: dict[str, str], tokens: list[int]) -> None:
         """The host is exactly as it was, and still says the same."""
         changes = tree.changes(before, self.host.snapshot())
@@ -111,6 +128,17 @@ class Demo:
         stale = self.host.stale()
         self.check("no valid stale bytecode", f"{len(stale)} files", not stale)
         self.check("it generates, token for token", f"{len(tokens)} tokens", self.host.tokens() == tokens)
+
+
+@contextmanager
+def without_local(playbooks: Path) -> Iterator[Path]:
+    """The rollout's playbook less `local`: else this machine's own compile stops the syntax error first."""
+    with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as folder:
+        copy = Path(folder) / "playbooks"
+        shutil.copytree(playbooks, copy)
+        playbook = copy / "rollout.yaml"
+        playbook.write_text(playbook.read_text().replace("  - local\n", ""))
+        yield playbook
 
 
 @contextmanager
@@ -130,10 +158,10 @@ def broken(payload: Path, marker: str, replacement: str) -> Iterator[Path]:
 def run(project: Path) -> bool:
     """All scenes. True if every check held."""
     started = time.monotonic()
-    console = Console(width=110, highlight=False)
+    console = Console(width=110, highlight=False, soft_wrap=True)
     console.rule("[bold]1. The sandbox: a host on this machine that serves the chain (DFLASH)", align="left")
     sandbox = up(folder=project / ".sandbox", say=console.print, fresh_service=True)
-    demo = Demo(project, Host(sandbox.folder, sandbox.endpoint), sandbox.hosts_file, console)
+    demo = Demo(project, Host(sandbox.folder, sandbox.endpoint), sandbox.hosts_file, console, started=started)
     at_start, chain_tokens = demo.host.snapshot(), demo.host.tokens()
     demo.check("the server runs the chain", demo.host.algorithm(), demo.host.algorithm() == "DFLASH")
 
@@ -146,10 +174,15 @@ def run(project: Path) -> bool:
     with_tree = demo.host.snapshot()
     new = tree.changes(at_start, with_tree)
     demo.check("files of the payload are in place", f"{len(new)} paths", bool(new))
+    if not demo.holds:  # the other scenes start from DDTREE
+        return demo.end()
 
     demo.scene("3. A payload with a syntax error: aborted at compile, the server never stopped")
-    with broken(project / "payload", "class DDTreeWorker(", "class DDTreeWorker((") as payload:
-        code = demo.deploy("rollout", "sandbox", "--payload", str(payload))
+    with (
+        broken(project / "payload", "class DDTreeWorker(", "class DDTreeWorker((") as payload,
+        without_local(project / "playbooks") as playbook,
+    ):
+        code = demo.deploy("rollout", "sandbox", "--payload", str(payload), "--playbook", str(playbook))
     demo.check("exit code 1", str(code), code == 1)
     demo.unchanged(with_tree, chain_tokens)
 
@@ -166,12 +199,7 @@ def run(project: Path) -> bool:
     demo.check("/server_info says DFLASH", demo.host.algorithm(), demo.host.algorithm() == "DFLASH")
     demo.unchanged(at_start, chain_tokens)
 
-    table = Table(title=f"{len(demo.checks)} checks in {time.monotonic() - started:.0f} s", show_header=False)
-    for claim, seen, holds in demo.checks:
-        table.add_row("ok" if holds else "[red]NO", claim, seen)
-    console.print(table)
-    console.print("the sandbox keeps running: `ddtree-deploy sandbox status`, `ddtree-deploy sandbox down`")
-    return all(holds for _, _, holds in demo.checks)
+    return demo.end()
 
 
 if __name__ == "__main__":

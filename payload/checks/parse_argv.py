@@ -1,4 +1,4 @@
-"""Will a future server command parse?  ``parse_argv.py -- ARGUMENTS``, as after ``-m sglang.launch_server``.
+"""Will a future server command parse?  ``parse_argv.py -- COMMAND``: all of it, or its arguments.
 
 Run by the host's Python with the staged files first on PYTHONPATH.  Loads plugins as SGLang's launcher does,
 parses, and applies the DDTREE checks that need neither a model nor a device.  Exit status 0, or 1 with the
@@ -9,6 +9,20 @@ import contextlib
 import io
 import sys
 import traceback
+
+
+def server_arguments(command):
+    """What SGLang's parser gets of ``command``: ``python -m sglang.launch_server ...``, ``sglang serve ...``,
+    ``python .../sglang/launch_server.py ...``, or arguments alone.  None when it starts no SGLang server."""
+    if not command or command[0].startswith("--"):
+        return command
+    for at, word in enumerate(command):
+        name = word.rsplit("/", 1)[-1]
+        if (word == "sglang.launch_server" and command[at - 1] == "-m") or name == "launch_server.py":
+            return command[at + 1 :]
+        if name in ("sglang", "sglang.cli.main") and command[at + 1 : at + 2] == ["serve"]:
+            return command[at + 2 :]
+    return None
 
 
 def parse(argv):
@@ -52,10 +66,13 @@ def parse(argv):
 def main():
     argv = sys.argv[1:]
     if argv[:1] != ["--"]:
-        print("usage: parse_argv.py -- ARGUMENTS OF sglang.launch_server", file=sys.stderr)
+        print("usage: parse_argv.py -- SERVER COMMAND", file=sys.stderr)
         return 2
+    arguments = server_arguments(argv[1:])
     try:
-        reason = parse(argv[1:])
+        reason = (
+            parse(arguments) if arguments is not None else f"starts no SGLang server: {' '.join(argv[1:])}"
+        )
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"

@@ -1,5 +1,6 @@
 """The gates' scripts: they pass on the payload as it is, and each fails on the payload broken its way."""
 
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -110,6 +111,30 @@ def test_a_ddtree_command_parses(staged):
     outcome = parse(
         staged, *LAUNCH, "--speculative-ddtree-budget", "16", "--speculative-ddtree-topk-cap", "8"
     )
+    assert (outcome.status, outcome.out.splitlines()[-1]) == (0, "parse_argv_ok"), outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (["/v/bin/python3", "-m", "sglang.launch_server", "--port", "1"], ["--port", "1"]),
+        (["/v/bin/python3", "-u", "-m", "sglang.launch_server"], []),
+        (["/v/bin/python", "/src/sglang/launch_server.py", "--port", "1"], ["--port", "1"]),
+        (["/v/bin/sglang", "serve", "--port", "1"], ["--port", "1"]),
+        (["--port", "1"], ["--port", "1"]),
+        ([], []),
+        (["/bin/sh", "-c", "exec sglang"], None),
+    ],
+)
+def test_the_arguments_are_found_in_every_way_to_start_a_server(command, arguments):
+    specification = importlib.util.spec_from_file_location("parse_argv", CHECKS / "parse_argv.py")
+    parse_argv = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(parse_argv)
+    assert parse_argv.server_arguments(command) == arguments
+
+
+def test_a_whole_command_line_parses(staged):
+    outcome = parse(staged, "/venv/bin/python3", "-m", "sglang.launch_server", *LAUNCH)
     assert (outcome.status, outcome.out.splitlines()[-1]) == (0, "parse_argv_ok"), outcome.err
 
 
