@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.lab.hosts import PATIENCE, Host, LabError
 
-POLL_S = 0.003
+POLL_S = 0.005
 Event = dict[str, Any]
 
 

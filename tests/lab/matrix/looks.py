@@ -38,9 +38,13 @@ class Look:
         return str(argv[argv.index("--speculative-algorithm") + 1]) if argv else ""
 
 
+def place_probe(host: Host) -> None:
+    """Once for a new host; later its disk may be full."""
+    host.path(PROBE_THERE).write_bytes(PROBE.read_bytes())
+
+
 def look(host: Host) -> Look:
     """Look at a host that is on. Nothing of the product is used or started."""
-    host.path(PROBE_THERE).write_bytes(PROBE.read_bytes())
     ran = host.run(f"exec /usr/bin/python3 -I {PROBE_THERE}")
     return Look(
         state(host.path(VENV)),

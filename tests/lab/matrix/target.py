@@ -13,7 +13,7 @@ import yaml
 from tests.lab.controller import Result, Running
 from tests.lab.hosts import PATIENCE, Host, Lab, wait_for
 from tests.lab.matrix.commands import ForkingController
-from tests.lab.matrix.looks import Look, Reference, classify, journal, look
+from tests.lab.matrix.looks import Look, Reference, classify, journal, look, place_probe
 from tests.lab.matrix.strike import TIME_OUT
 from tests.lab.payloads import make_payload, write_playbooks
 
@@ -65,6 +65,7 @@ class Target:
                 self.lab.remove(self.host)
             self.host = self.lab.host(disk_mb=DISK_MB)
         wait_for(self.host.generates, f"tokens from {self.host.name}")
+        place_probe(self.host)
         self.user = self.folder / self.host.name
         self.controller = ForkingController(self.user, [self.host], self.sources)
         entry = self.host.inventory()
@@ -111,13 +112,14 @@ class Target:
         deadline = time.monotonic() + PATIENCE
         wait_for(self._quiet, f"the runs on {self.host.name} to be over")
         while time.monotonic() < deadline:
-            unit = self.host.unit()["ActiveState"]
-            if unit in ("inactive", "failed") or (unit == "active" and self.host.generates()):
+            if self.host.generates() or self.host.unit()["ActiveState"] in ("inactive", "failed"):
                 return
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def _quiet(self) -> bool:
-        for pid in self.host.pids():
+        groups = [p.name for p in (self.host.cgroup / "payload/system.slice").glob("ddtree-deploy*")]
+        under = ["user.slice", *(f"system.slice/{name}" for name in groups)]
+        for pid in (pid for group in under for pid in self.host.pids(group)):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
