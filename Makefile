@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test setup lint unit sglang lab faults faults-mutations rtt clean
+.PHONY: demo test setup lint unit sglang lab faults faults-mutations rtt race clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -45,6 +45,9 @@ faults: setup          ## every fault at every instant of a rollout and a rollba
 
 faults-mutations: setup
 	$(BIN)/python -m tests.lab.matrix --mutations
+
+race: setup            ## two controllers in the same second, 50 times: one wins, the other names it
+	DDTREE_RACES=50 $(BIN)/pytest -q tests/onhost/test_unlock.py -k two_at_once
 
 clean:                 ## ends the sandbox, removes it and the venv
 	-$(BIN)/ddtree-deploy sandbox down --purge

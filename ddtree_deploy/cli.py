@@ -170,6 +170,29 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> No
 
 
 @app.command()
+def unlock(
+    target: Target,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="End the run that holds the host: asked to undo; after --wait killed and recovered.",
+        ),
+    ] = False,
+    wait: Annotated[
+        int, typer.Option("--wait", metavar="SECONDS", min=1, help="How long its own undo may take.")
+    ] = 600,
+    hosts: Hosts = None,
+    json_lines: Json = False,
+) -> None:
+    """Show who holds a host, since when, at which step; with --force, end that run."""
+    from ddtree_deploy.commands import mend
+
+    code = mend.unlock(target, hosts=hosts, force=force, patience_s=wait, json_lines=json_lines)
+    raise typer.Exit(code)
+
+
+@app.command()
 def trust(
     target: Target,
     fingerprint: Annotated[

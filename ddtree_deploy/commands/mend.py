@@ -12,6 +12,7 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan as planning
+from ddtree_deploy.running import unlocking
 from ddtree_deploy.running.follow import Follower
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
@@ -95,6 +96,32 @@ def recover(target: str, *, hosts: Path | None, json_lines: bool) -> int:
             outcome = recover_orphan(host, link, facts, facts.orphan.run, emit)
     outcome.seconds = round(time.monotonic() - begun, 3)
     outcome.next_command = f"ddtree-deploy status {host.name}"
+    view.outcome(outcome)
+    return outcome.exit_code
+
+
+def unlock(target: str, *, hosts: Path | None, force: bool, patience_s: float, json_lines: bool) -> int:
+    """Say who holds a host; with `force`, end that run on the host. Returns 0 when the lock is free."""
+    host = _single(inputs.load_hosts(hosts).resolve(target), "unlock")
+    view = console.choose(json_lines)
+    emit = Emitter(view, host.name)
+    begun = time.monotonic()
+    with Interrupts(), ssh.connect(host) as link:
+        facts = ask_facts(link, host, planning.facts_request(host, None))
+        if facts.lock.held and not force:
+            raise unlocking.refuse(host, facts)
+        emit.run = facts.lock.run
+        if facts.lock.held:
+            emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})
+            outcome = unlocking.force(host, link, facts, patience_s, emit)
+        else:
+            outcome = Outcome(host.name, "unlock", 0, verdict="pass", state=STATE_UNTOUCHED)
+            outcome.reason = "nobody holds the host"
+            outcome.next_command = f"ddtree-deploy status {host.name}"
+            if facts.orphan is not None:
+                outcome.reason += f"; run {facts.orphan.run} ended without a verdict"
+                outcome.next_command = f"ddtree-deploy recover {host.name}"
+    outcome.seconds = round(time.monotonic() - begun, 3)
     view.outcome(outcome)
     return outcome.exit_code
 

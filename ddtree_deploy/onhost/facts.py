@@ -8,6 +8,7 @@ import os
 import pwd
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .lock import LOCK, is_held, read_owner
 from .protocol import FACTS_MARK, PROTOCOL, FactsRequest, ProtocolError, from_dict
 
 RELEASES = 20
+OWNER_S = 2.0
 
 
 def main(request: dict[str, Any] | str) -> int:
@@ -111,6 +113,10 @@ def lock_facts(site_dir: Path) -> LockFacts:
     if not is_held(site_dir / LOCK):
         return LockFacts()
     owner = read_owner(site_dir)
+    end = time.monotonic() + OWNER_S
+    while not owner and is_held(site_dir / LOCK) and time.monotonic() < end:
+        time.sleep(0.02)  # it has the lock, and is about to say who it is
+        owner = read_owner(site_dir)
     return LockFacts(
         held=True,
         run=str(owner.get("run", "")),
@@ -144,6 +150,4 @@ def orphan_facts(site_dir: Path) -> LockFacts | None:
 
 
 def _iso(seconds: float) -> str:
-    import time
-
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

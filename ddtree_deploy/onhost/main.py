@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-USAGE = "launch RUN_DIR PLAN_LEN PAYLOAD_LEN | run RUN_DIR | follow RUN_DIR OFFSET | recover SITE_DIR"
+USAGE = (
+    "launch RUN_DIR PLAN_LEN PAYLOAD_LEN | run RUN_DIR | follow RUN_DIR OFFSET | recover SITE_DIR | "
+    "unlock SITE_DIR SECONDS"
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         "run": (1, _run),
         "follow": (2, _follow),
         "recover": (1, _recover),
+        "unlock": (2, _unlock),
         "guard": (2, _guard),  # by systemd, before it starts the service
         "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
     }
@@ -61,3 +65,9 @@ def _guard(words: list[str]) -> int:
     from .guard_start import may_start
 
     return may_start(Path(words[0]), words[1])
+
+
+def _unlock(words: list[str]) -> int:
+    from .unlocking import unlock
+
+    return unlock(Path(words[0]), float(words[1]))

@@ -119,7 +119,8 @@ def recover_site(site_dir: Path) -> int:
 
     lock = SiteLock(site_dir)
     try:
-        lock.acquire("recovery", "recover", "recovery")
+        # Named after the run, so that it can be followed.
+        lock.acquire(next(iter(orphans(site_dir)), ""), "a recovery", "recover")
     except Held as held:
         say(e="locked", owner=held.owner)
         return 5

@@ -416,3 +416,20 @@ def test_the_api_key_is_in_no_record_and_no_journal(serving: Box) -> None:
     assert kept == []
     assert layout.RUNNER in {p.name for p in serving.state.rglob("*")}
     assert [p for p in serving.state.rglob("*") if p.is_file() and key.encode() in p.read_bytes()] == []
+
+
+def test_unlock_shows_who_holds_the_host_and_ends_the_run_only_when_forced(box: Box) -> None:
+    before = box.snapshot()
+    with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    asked = box.run("unlock", "box")
+    assert asked.code == 5, asked
+    run = next(e["run"] for e in running.seen if e["e"] == "plan")
+    assert all(word in asked.stderr for word in (run, "since", "at step hold", "--force")), asked.stderr
+    done = box.run("unlock", "box", "--force")
+    assert done.code == 0 and done.outcome["state"] == "as before", done
+    assert running.finish().code == 130
+    assert differs(box, before) == []
+    free = box.run("unlock", "box")
+    assert free.code == 0 and "nobody holds the host" in free.outcome["reason"], free
