@@ -62,6 +62,14 @@ REFUSALS = (
         "--enable-return-routed-experts is not supported with DDTREE",
     ),
     Refusal(
+        _chosen("enable_return_indexer_topk", False),
+        "--enable-return-indexer-topk is not supported with DDTREE",
+    ),
+    Refusal(
+        lambda _cfg: _simulates_acceptance(),
+        "SGLANG_SIMULATE_ACC_LEN is not supported with DDTREE; unset it",
+    ),
+    Refusal(
         _chosen("speculative_accept_threshold_single", 1.0),
         "--speculative-accept-threshold-single other than 1.0 is not lossless; DDTREE refuses it",
     ),
@@ -88,6 +96,12 @@ REFUSALS = (
         "--speculative-draft-window-size is not supported with DDTREE",
     ),
 )
+
+
+def _simulates_acceptance() -> bool:
+    from sglang.srt.environ import envs
+
+    return float(envs.SGLANG_SIMULATE_ACC_LEN.get()) > 0
 
 
 def _decode_graphs_disabled(cfg: Any) -> bool:

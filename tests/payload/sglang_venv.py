@@ -30,7 +30,7 @@ PROMPTS = [
 ]
 SETUP_COMMAND = "ddtree-deploy sandbox up   # or: DDTREE_SGLANG_PYTHON=/path/to/venv/bin/python"
 PORTS = range(31100, 31200)
-START_DEADLINE_S = 600
+START_DEADLINE_S = 1200
 REQUEST_DEADLINE_S = 240
 
 
@@ -100,7 +100,7 @@ class Server:
             "--model-path", str(MODELS / "target"), "--device", "cpu", "--dtype", "float32",
             "--host", "127.0.0.1", "--port", str(self.port), "--attention-backend", "cpu_tree",
             "--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--max-running-requests", "8",
-            "--disable-cuda-graph", *arguments,
+            "--disable-cuda-graph", "--sleep-on-idle", *arguments,
         ]  # fmt: skip
         with log.open("wb") as output:
             self.process = subprocess.Popen(

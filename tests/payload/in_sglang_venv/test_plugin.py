@@ -138,6 +138,12 @@ def test_options_that_ddtree_does_not_support_are_refused_at_start(arguments):
         args.resolve_once()
 
 
+def test_simulated_acceptance_is_refused(monkeypatch):
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    with pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"):
+        check_server_args(prepare_server_args(DDTREE), resolved=False)
+
+
 def on_an_accelerator(**changes):
     args = prepare_server_args(DDTREE)
     fields = {name: getattr(args, name) for name in args.__struct_fields__}
