@@ -42,11 +42,14 @@ def main() -> int:
             hosts=options.hosts,
             seed=options.seed,
             evidence=Path(options.evidence),
+            seconds=60 * options.minutes,
         )
     print(table.render(trials))
     print(table.left_out())
     survived = sum(t.survived for t in trials)
-    print(f"faults survived: {survived}/{len(chosen)}  (seed {options.seed})")
+    if len(trials) < len(chosen):
+        print(f"NOT RUN: {len(chosen) - len(trials)} of {len(chosen)} cells")
+    print(f"faults survived: {survived}/{len(trials)}  (seed {options.seed})")
     return 0 if survived == len(chosen) else 1
 
 
@@ -57,6 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--doubles", type=int, default=48, help="how many pairs of faults")
     parser.add_argument("--only", default="", help="cells whose name has all these words")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, at random")
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no cell after so many (0: run all)")
     parser.add_argument("--short", action="store_true", help="every fault once, at a random step")
     parser.add_argument("--list", action="store_true", help="print the cells, run none")
     parser.add_argument("--mutations", action="store_true", help="with each undo disabled in turn")

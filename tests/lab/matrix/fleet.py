@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +22,8 @@ NEEDS = {"rollout": "before", "rollback": "after"}  # the state of the host that
 class Pool:
     """Cells to do; a worker asks for one that fits the state its host is in."""
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
+    def __init__(self, cells: Iterable[Cell], until: float = float("inf")) -> None:
+        self._until = until
         self._lock = threading.Lock()
         self._cells: dict[str, list[Cell]] = {state: [] for state in NEEDS.values()}
         for cell in cells:
@@ -31,6 +33,8 @@ class Pool:
 
     def take(self, state: str) -> Cell | None:
         """One for a host in this state; else one for another state; None when there are none."""
+        if time.monotonic() > self._until:
+            return None
         with self._lock:
             other = next(s for s in self._cells if s != state)
             for cells in (self._cells[state], self._cells[other]):
@@ -46,9 +50,11 @@ class Pool:
                 print(f"            {problem[:400]}", flush=True)
 
 
-def run(lab: Lab, folder: Path, cells: list[Cell], *, hosts: int, seed: int, evidence: Path) -> list[Trial]:
-    """All cells; the first host learns how a rollout without faults looks."""
-    pool = Pool(cells)
+def run(
+    lab: Lab, folder: Path, cells: list[Cell], *, hosts: int, seed: int, evidence: Path, seconds: float = 0.0
+) -> list[Trial]:
+    """All cells (those begun within `seconds`, if given); the first host learns how a rollout without faults looks."""
+    pool = Pool(cells, time.monotonic() + seconds if seconds else float("inf"))
     known = Known()
     # One state of the code for all cells, also while somebody edits it.
     sources = folder / "onhost"
