@@ -61,7 +61,8 @@ class Deployment:
         """No valid stale bytecode, and no temporary file of ours anywhere but in the state folder."""
         assert stale_bytecode(self.host.path(VENV)) == []
         left = self.host.run(
-            "find / -xdev \\( -path /proc -o -path /sys -o -path /var/lib/ddtree-deploy \\) -prune -o "
+            "find / -xdev \\( -path /usr -o -path /proc -o -path /sys -o -path /var/lib/ddtree-deploy \\) "
+            "-prune -o "
             "\\( -iname '*ddtree-deploy*' -o -iname '.ddtree*' \\) -print"
         ).stdout.splitlines()
         assert [path for path in left if path != DROP_IN and not path.startswith("/var/log")] == []
