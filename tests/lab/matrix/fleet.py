@@ -53,7 +53,7 @@ class Pool:
 def run(
     lab: Lab, folder: Path, cells: list[Cell], *, hosts: int, seed: int, evidence: Path, seconds: float = 0.0
 ) -> list[Trial]:
-    """All cells (those begun within `seconds`, if given); the first host learns how a rollout without faults looks."""
+    """All cells, or those begun within `seconds`; the first host learns how a run without faults looks."""
     pool = Pool(cells, time.monotonic() + seconds if seconds else float("inf"))
     known = Known()
     # One state of the code for all cells, also while somebody edits it.
