@@ -56,6 +56,7 @@ def command(layout: Layout, port: int) -> list[str]:
         *("--host", ADDRESS, "--port", str(port)),
         *("--max-running-requests", "8", "--max-total-tokens", "8192", "--mem-fraction-static", "0.1"),
         "--disable-cuda-graph",
+        "--sleep-on-idle",  # else its scheduler spins on one of two cores for ever
     ]
 
 
