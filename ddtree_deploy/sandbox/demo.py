@@ -160,7 +160,11 @@ def run(project: Path) -> bool:
     started = time.monotonic()
     console = Console(width=110, highlight=False, soft_wrap=True)
     console.rule("[bold]1. The sandbox: a host on this machine that serves the chain (DFLASH)", align="left")
-    sandbox = up(folder=project / ".sandbox", say=lambda text: console.print(text, markup=False), fresh_service=True)
+    sandbox = up(
+        folder=project / ".sandbox",
+        say=lambda text: console.print(text, markup=False),
+        fresh_service=True,
+    )
     demo = Demo(project, Host(sandbox.folder, sandbox.endpoint), sandbox.hosts_file, console, started=started)
     at_start, chain_tokens = demo.host.snapshot(), demo.host.tokens()
     demo.check("the server runs the chain", demo.host.algorithm(), demo.host.algorithm() == "DFLASH")
