@@ -130,6 +130,9 @@ def held_still(pid: int) -> Iterator[None]:
 
 def children(pid: int) -> list[int]:
     """Processes that a process has started and that live."""
+    found = []
     with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+        for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            state = Path(f"/proc/{word}/stat").read_text().rpartition(")")[2].split()[0]
+            found += [int(word)] if state not in "ZX" else []
+    return found
