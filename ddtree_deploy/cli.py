@@ -92,6 +92,9 @@ def rollout(  # noqa: PLR0917
 @app.command()
 def rollback(  # noqa: PLR0917
     target: AnyTarget = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="RELEASE", help="A release (see `releases`), or `base`.")
+    ] = "",
     playbook: PlaybookFile = None,
     hosts: Hosts = None,
     accept_drift: AcceptDrift = False,
@@ -105,6 +108,7 @@ def rollback(  # noqa: PLR0917
         target,
         hosts=hosts,
         playbook=playbook,
+        to=to,
         accept_drift=accept_drift,
         yes=yes,
         json_lines=json_lines,
@@ -150,6 +154,26 @@ def status(
     code = look.status(
         target, hosts=hosts, payload=payload, json_lines=json_lines, say=typer.echo, warn=_complain
     )
+    raise typer.Exit(code)
+
+
+@app.command()
+def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_lines: Json = False) -> None:
+    """Show each live file as base, ours (of a release) or foreign, with a diff. Exit 6 if one has moved."""
+    from ddtree_deploy.commands import look
+
+    code = look.drift(
+        target, hosts=hosts, payload=payload, json_lines=json_lines, say=typer.echo, warn=_complain
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def releases(target: Target, hosts: Hosts = None, json_lines: Json = False) -> None:
+    """List what was rolled out on a host: time, digest, who, verdict, and where `rollback --to` can go."""
+    from ddtree_deploy.commands import look
+
+    code = look.releases(target, hosts=hosts, json_lines=json_lines, say=typer.echo, warn=_complain)
     raise typer.Exit(code)
 
 

@@ -18,9 +18,11 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.planning import drift_report, going_back
 from ddtree_deploy.planning import plan as planning
 from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.plan import RunOptions
+from ddtree_deploy.running import releases_report
 from ddtree_deploy.running.remote import ask_facts
 from ddtree_deploy.running.status import describe, lines_of
 
@@ -93,6 +95,57 @@ def status(
             say(json.dumps({"e": "status", "host": host.name, "run": "", **data}))
         else:
             say("\n".join(lines_of(host.name, data)))
+        return 0
+
+    return _each(chosen, one, json_lines, say, warn)
+
+
+def drift(
+    target: str, *, hosts: Path | None, payload: Path | None, json_lines: bool, say: Say, warn: Say
+) -> int:
+    """Print each live file as base, ours or foreign, with the differences. Returns 6 where one has moved."""
+    chosen = inputs.load_hosts(hosts).resolve(target)
+    load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
+
+    def one(host: Host) -> int:
+        files = drift_report.report(facts_of(host, load, contents=True), load)
+        moved = [f.ref for f in files if f.moved]
+        if json_lines:
+            listed = [asdict(f) for f in files]
+            say(json.dumps({"e": "drift", "host": host.name, "run": "", "moved": moved, "files": listed}))
+        else:
+            say("\n".join(drift_report.lines_of(host.name, files)))
+        if moved:
+            raise DriftError(
+                f"{len(moved)} live files are not what the release or upstream put there: {', '.join(moved)}",
+                stage="drift",
+                host=host.name,
+                state="nothing was touched",
+                next_command="put them right on the host, or: "
+                f"ddtree-deploy rollout {host.name} --accept-drift (they go into the backup)",
+            )
+        return 0
+
+    return _each(chosen, one, json_lines, say, warn)
+
+
+def releases(target: str, *, hosts: Path | None, json_lines: bool, say: Say, warn: Say) -> int:
+    """Print what was rolled out on each host: time, digest, who, verdict, and what can be gone back to."""
+    chosen = inputs.load_hosts(hosts).resolve(target)
+
+    def one(host: Host) -> int:
+        facts = facts_of(host, None)
+        rows = releases_report.rows(facts)
+        if json_lines:
+            listed = [asdict(row) for row in rows]
+            back = going_back.targets(facts)
+            say(
+                json.dumps(
+                    {"e": "releases", "host": host.name, "run": "", "back_to": back, "releases": listed}
+                )
+            )
+        else:
+            say("\n".join(releases_report.lines_of(host.name, rows, going_back.targets(facts))))
         return 0
 
     return _each(chosen, one, json_lines, say, warn)

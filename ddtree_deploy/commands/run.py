@@ -50,6 +50,7 @@ def rollback(
     *,
     hosts: Path | None,
     playbook: Path | None,
+    to: str,
     accept_drift: bool,
     yes: bool,
     json_lines: bool,
@@ -80,6 +81,7 @@ def rollback(
             confirm=_consent(view, yes),
             accept_drift=accept_drift,
             of_runs=runs,
+            to=to,
         )
         return fleet.run(target, chosen, job).exit_code
 

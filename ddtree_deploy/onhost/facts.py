@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import detach, host_facts, layout, releases, site_facts
-from .facts_format import Facts, LockFacts, Release, ServiceFacts
+from .facts_format import Facts, Kept, LockFacts, Release, ServiceFacts
 from .files import Files
 from .journal import read
 from .lock import LOCK, is_held, read_owner
@@ -48,7 +48,10 @@ def gather(asked: FactsRequest) -> Facts:
     site_dir = layout.site_dir(state, site.purelib)
     installed = releases.installed(site_dir)
     files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
-    owned = {**(installed or {}).get("files", {}), **(installed or {}).get("changed", {})}
+    kept = [Kept(*line) for line in releases.line_of_live(site_dir)]
+    owned = {p for room in ("files", "changed") for p in (installed or {}).get(room, {})}
+    owned |= {p for line in kept for p in line.paths}
+    bases = sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*"))
     service = _service(asked, site_dir)
     gpus, gpu_problem = host_facts.gpus()
     account = pwd.getpwuid(os.geteuid())
@@ -74,7 +77,7 @@ def gather(asked: FactsRequest) -> Facts:
             for ref in asked.refs
         },
         installed=installed,
-        installed_files={p: site_facts.file_state(files, p, asked.contents) for p in owned},
+        installed_files={p: site_facts.file_state(files, p, asked.contents) for p in sorted(owned)},
         releases=[_release(line) for line in releases.lines(site_dir)[-RELEASES:]],
         lock=lock_facts(site_dir),
         orphan=orphan_facts(site_dir),
@@ -82,10 +85,21 @@ def gather(asked: FactsRequest) -> Facts:
         processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
         service=service,
         systemd=detach.has_systemd(),
-        bases=sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*")),
+        bases=bases,
+        kept=kept,
+        base_contents=_base_contents(site_dir, bases) if asked.contents else {},
         warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
         attempts=releases.attempts(site_dir),
     )
+
+
+def _base_contents(site_dir: Path, bases: list[str]) -> dict[str, str]:
+    found = {}
+    for digest in bases:
+        data = releases.base(site_dir, digest)
+        if data is not None and len(data) <= site_facts.CONTENT_LIMIT:
+            found[digest] = site_facts.packed(data)
+    return found
 
 
 def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:

@@ -64,6 +64,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A release in the line of the live one whose backup is kept: it can be gone behind."""
+
+    run: str
+    previous: str  # the release that it found; "" = none of ours
+    paths: dict[str, str]  # path -> ref, of what it changed
+
+
+@dataclass(frozen=True)
 class LockFacts:
     held: bool = False
     run: str = ""
@@ -103,4 +112,6 @@ class Facts:
     systemd: bool  # PID 1 is systemd
     bases: list[str] = field(default_factory=list)  # digests kept in bases/
     warnings: list[str] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)  # the live release first, then what it replaced, ...
+    base_contents: dict[str, str] = field(default_factory=dict)  # digest -> zlib + base64, when asked for
     attempts: dict[str, str] = field(default_factory=dict)  # digest -> "bad" for releases marked bad

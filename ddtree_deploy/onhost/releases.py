@@ -179,10 +179,29 @@ def unfinished(run_dir: Path) -> bool:
     return not ends or ends[-1]["exit"] == 3
 
 
+def line_of_live(site_dir: Path) -> list[tuple[str, str, dict[str, str]]]:
+    """(run, previous release, {path: ref} it changed) of the live release, of the one before, and so on.
+
+    Ends where a backup is gone: what is in the list can be gone back behind.
+    """
+    found: list[tuple[str, str, dict[str, str]]] = []
+    run = str((installed(site_dir) or {}).get("release", ""))
+    while run and run not in [r for r, _, _ in found]:
+        run_dir = site_dir / "runs" / run
+        plan, previous = layout.read_json(run_dir / layout.PLAN), layout.read_json(run_dir / layout.PREVIOUS)
+        if not (run_dir / "backup" / layout.MANIFEST).exists() or not isinstance(plan, dict):
+            break
+        before = str((previous or {}).get("release", ""))
+        found.append((run, before, {t["path"]: t["ref"] for t in plan["targets"]}))
+        run = before
+    return found
+
+
 def prune(site_dir: Path, keep_run: str) -> None:
-    """Keep the newest backups, those of the current and the last good release, and every unfinished run."""
+    """Keep the newest backups, those of the current and the last good releases, and every unfinished run."""
     live = installed(site_dir) or {}
     protected = {keep_run, live.get("release", "")}
+    protected |= {run for run, _, _ in line_of_live(site_dir)[:KEEP_BACKUPS]}
     protected |= {line["previous"] for line in lines(site_dir) if line["run"] in protected}
     runs = sorted(
         (p for p in (site_dir / "runs").iterdir() if p.is_dir()), key=lambda p: p.name, reverse=True

@@ -127,6 +127,10 @@ def file_state(files: Files, path: str, contents: bool) -> FileState:
         return FileState(path, "other", "unreadable", stat.S_IMODE(info.st_mode), info.st_nlink, info.st_size)
     state = FileState(path, entry.kind, entry.sha256, entry.mode, entry.nlink, entry.size, entry.link)
     if contents and entry.kind == "file" and entry.size <= CONTENT_LIMIT:
-        packed = base64.b64encode(zlib.compress(files.disk.read(path))).decode()
-        return replace(state, content_b64=packed)
+        return replace(state, content_b64=packed(files.disk.read(path)))
     return state
+
+
+def packed(data: bytes) -> str:
+    """zlib + base64, as contents travel."""
+    return base64.b64encode(zlib.compress(data)).decode()

@@ -69,13 +69,13 @@ def content_of(file: FileState) -> bytes | None:
         return None
 
 
-def diff(name: str, old: bytes, new: bytes) -> str:
+def diff(name: str, old: bytes, new: bytes, sides: tuple[str, str] = ("live", "payload")) -> str:
     """Unified diff of two contents; one line for binary ones."""
     try:
         before, after = old.decode().splitlines(), new.decode().splitlines()
     except UnicodeDecodeError:
         return f"binary content, {len(old)} bytes before, {len(new)} after\n"
-    lines = difflib.unified_diff(before, after, f"live {name}", f"payload {name}", lineterm="")
+    lines = difflib.unified_diff(before, after, f"{sides[0]} {name}", f"{sides[1]} {name}", lineterm="")
     return "".join(f"{line}\n" for line in lines)
 
 

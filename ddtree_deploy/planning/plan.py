@@ -20,6 +20,7 @@ from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.facts_format import Facts, Release
 from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
+from ddtree_deploy.planning import going_back
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.drift import check
 from ddtree_deploy.planning.plan_files import Wanted, check_bases, check_folders, gone, restores
@@ -130,32 +131,33 @@ def make_rollout(
 
 
 def make_rollback(
-    host: Host, facts: Facts, playbook: Playbook, options: RunOptions, *, of_run: str = ""
+    host: Host, facts: Facts, playbook: Playbook, options: RunOptions, *, of_run: str = "", to: str = ""
 ) -> PlanResult | NothingToDo:
-    """Plan the way back from the installed release to what its rollout found.
+    """Plan the way back from the installed release to what its rollout found, or to an earlier release.
 
     of_run: the rollout to undo, as the controller remembers it; "" = whatever is installed. If that release
-    is not live (it was rolled back, by itself or by hand) there is nothing to do. Raises DriftError if the
-    host has moved since.
+    is not live (it was rolled back, by itself or by hand) there is nothing to do. to: a release, or `base`.
+    Raises DriftError if the host has moved since, InputError for a release that cannot be gone back to.
     """
     _expect_action(playbook, "rollback")
     installed = facts.installed
     last = facts.releases[-1] if facts.releases else None
+    if to and installed is not None and going_back.resolve(host, facts, to) == str(installed["release"]):
+        return NothingToDo(host.name, f"{installed['release']} is live already")
     if installed is None:
         reason = (
             f"already back: run {last.run} ended {last.verdict}" if last else "nothing of ours is installed"
         )
         return NothingToDo(host.name, reason)
-    run = str(installed["release"])
-    failed = last is not None and last.action == "rollout" and last.verdict != "good" and last.run != run
-    if (of_run and of_run != run) or (failed and not of_run):
+    live = str(installed["release"])
+    failed = last is not None and last.action == "rollout" and last.verdict != "good" and last.run != live
+    if not to and ((of_run and of_run != live) or (failed and not of_run)):
         undone = of_run or (last.run if last else "")
-        return NothingToDo(host.name, f"already back: {undone} is not live, {run} is")
+        return NothingToDo(host.name, f"already back: {undone} is not live, {live} is")
     _check_service(host, facts)
-    targets, files = restores(host, facts, run, options.accept_drift)
-    row = next((r for r in facts.releases if r.run == run), None)
-    back_to = row.previous if row else ""
-    goal = next((r for r in facts.releases if r.run == back_to), None)
+    way = going_back.to_release(host, facts, to) if to else going_back.one_step(facts)
+    targets, files = restores(host, facts, way.sources, options.accept_drift)
+    goal = next((r for r in facts.releases if r.run == way.back_to), None)
     blob = archive.build(playbook.attachments)
     plan = _plan(
         host,
@@ -169,8 +171,8 @@ def make_rollback(
         payload_digest=archive.digest(blob),
         release=goal.digest if goal else release_digest([]),
         targets=targets,
-        back_to=back_to,
-        undoes=run,
+        back_to=way.back_to,
+        undoes=way.undoes,
     )
     changes = _changes(host, facts, playbook, plan, files, _warnings(host, facts), goal=goal)
     return PlanResult(plan, blob, changes)

@@ -144,18 +144,13 @@ def _item_diff(wanted: Wanted) -> str:
     return diff(wanted.item.ref, old, wanted.item.data)
 
 
-def restores(host: Host, facts: Facts, run: str, accept: bool) -> tuple[list[Target], list[FileChange]]:
-    """Every path that run `run` changed, to be as its backup recorded it.
-
-    `changed` in installed.json lists them (path -> ref): files of the release, and those that it removed or
-    put back to upstream's.
-    """
+def restores(
+    host: Host, facts: Facts, sources: Mapping[str, tuple[str, str]], accept: bool
+) -> tuple[list[Target], list[FileChange]]:
+    """Every path of `sources` (path -> (run, ref)), to be as the backup of that run recorded it."""
     files = owned(facts)
-    changed: Mapping[str, str] = (facts.installed or {}).get(
-        "changed", {path: own["ref"] for path, own in files.items()}
-    )
     lives, targets, changes = [], [], []
-    for path, ref in sorted(changed.items(), key=lambda item: item[1]):
+    for path, (run, ref) in sorted(sources.items(), key=lambda item: item[1][1]):
         expected = str(files[path]["sha256"]) if path in files else ""
         file = facts.installed_files.get(path, FileState(path, "absent"))
         sha = identity(file)

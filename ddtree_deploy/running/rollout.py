@@ -48,6 +48,7 @@ class Job:
     confirm: Callable[[ChangeSet], bool]
     accept_drift: bool = False
     of_runs: dict[str, str] = field(default_factory=dict)  # rollback: host -> the rollout to undo
+    to: str = ""  # rollback: the release to go back to
     patience: Patience = field(default_factory=Patience)
     connect: Callable[[Host], ssh.Link] = ssh.connect
 
@@ -181,7 +182,8 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
 
 def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:
     if job.payload is None:
-        return plan.make_rollback(host, facts, job.playbook, options, of_run=job.of_runs.get(host.name, ""))
+        of_run = job.of_runs.get(host.name, "")
+        return plan.make_rollback(host, facts, job.playbook, options, of_run=of_run, to=job.to)
     return plan.make_rollout(host, facts, job.payload, job.playbook, options)
 
 

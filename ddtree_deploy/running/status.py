@@ -8,7 +8,7 @@ from typing import Any
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.planning import drift
+from ddtree_deploy.planning.drift_report import live_files
 from ddtree_deploy.text import safe
 
 
@@ -36,21 +36,15 @@ def describe(host: Host, facts: Facts, payload: Payload | None) -> dict[str, Any
 
 def files_of(facts: Facts, payload: Payload | None) -> list[dict[str, str]]:
     """Every path that the installed release or the payload's fitting variant is about, with what is there."""
-    package = facts.packages.get("sglang")
-    variants = [v for v in payload.variants if package and package.version in v.sglang] if payload else []
-    bases = {item.ref: item.base_sha256 for v in variants for item in v.items}
-    lives = {}
-    for ref, base in bases.items():
-        state = facts.files.get(ref)
-        if state is not None:
-            lives[state.path] = drift.live(ref, state, base, facts)
-    for path, own in drift.owned(facts).items():
-        state = facts.installed_files.get(path)
-        if state is not None and path not in lives:
-            lives[path] = drift.live(str(own["ref"]), state, str(own.get("base_sha256", "")), facts)
     return [
-        {"ref": item.ref, "path": path, "state": item.state, "expected": item.expected, "found": item.found}
-        for path, item in sorted(lives.items(), key=lambda pair: pair[1].ref)
+        {
+            "ref": live.ref,
+            "path": live.path,
+            "state": live.state,
+            "expected": live.expected,
+            "found": live.found,
+        }
+        for live, _ in live_files(facts, payload)
     ]
 
 
@@ -71,6 +65,8 @@ def lines_of(name: str, data: dict[str, Any]) -> list[str]:
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("base", "ours", "foreign") if s in states)
     lines.append(f"  files    {counts or 'none looked at'}{'  <- drift' if foreign else ''}")
     lines += [f"           {f['ref']}: expected {f['expected']}, found {f['found']}" for f in foreign]
+    if foreign:
+        lines.append(f"           the differences: ddtree-deploy drift {name}")
     service = data["service"]
     if service is None:
         lines.append("  service  none configured")

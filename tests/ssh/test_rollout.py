@@ -18,6 +18,7 @@ import yaml
 
 from ddtree_deploy.onhost import layout
 from ddtree_deploy.sandbox.sshd import SshServer
+from tests.lab import tree
 from tests.ssh.box import OVERLAID, Box, differs, sessions, wait_for, with_run_step
 from tests.ssh.conftest import next_port
 
@@ -433,3 +434,34 @@ def test_unlock_shows_who_holds_the_host_and_ends_the_run_only_when_forced(box: 
     assert differs(box, before) == []
     free = box.run("unlock", "box")
     assert free.code == 0 and "nobody holds the host" in free.outcome["reason"], free
+
+
+def test_drift_releases_and_the_way_back_to_an_earlier_release(box: Box) -> None:
+    original = box.snapshot()
+    runs, states = [], []
+    for version in ("0.1.0", "0.2.0", "0.3.0"):
+        done = box.run("rollout", "box", "--yes", "--payload", box.payload(version, version=version))
+        assert done.code == 0, done
+        runs.append(done.outcome["run"])
+        states.append(box.snapshot())
+    third = ["--payload", str(box.work / "0.3.0")]
+    (found,) = box.run("drift", "box", *third).events
+    assert {f["state"] for f in found["files"]} == {"ours"} and found["moved"] == []
+    overlaid = next(f for f in found["files"] if f["ref"].endswith("dflash_info.py"))
+    assert overlaid["release"] == runs[2] and "+BLOCK = 32" in overlaid["diff"]
+    kept = (box.site / OVERLAID).read_bytes()
+    (box.site / OVERLAID).write_bytes(kept + b"# by hand\n")
+    edited = box.run("drift", "box", *third)
+    assert edited.code == 6 and "+# by hand" in next(
+        f["diff"] for f in edited.events[0]["files"] if f["state"] == "foreign"
+    )
+    (box.site / OVERLAID).write_bytes(kept)
+    (listed,) = box.run("releases", "box").events
+    assert [r["run"] for r in listed["releases"]] == runs[::-1]
+    assert listed["back_to"] == [runs[1], runs[0], "base"]
+    done = box.run("rollback", "box", "--yes", "--to", runs[0])
+    assert done.code == 0, done
+    assert tree.difference(states[0], box.snapshot()) == []
+    assert box.run("rollback", "box", "--yes", "--to", runs[2]).code == 2
+    assert box.run("rollback", "box", "--yes", "--to", "base").code == 0
+    assert differs(box, original) == []

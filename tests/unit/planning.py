@@ -15,7 +15,7 @@ from typing import Any
 
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
-from ddtree_deploy.onhost.facts_format import Facts, LockFacts, Package, Release, ServiceFacts
+from ddtree_deploy.onhost.facts_format import Facts, Kept, LockFacts, Package, Release, ServiceFacts
 from ddtree_deploy.onhost.protocol import FileState, Launch, Plan, Service, to_dict
 from ddtree_deploy.planning.plan import RunOptions, facts_request
 
@@ -157,6 +157,8 @@ class World:
         request = facts_request(host, payload, contents=contents)
         own = (self.installed or {}).get("files", {})
         touched = {**{p: e["ref"] for p, e in own.items()}, **(self.installed or {}).get("changed", {})}
+        for line in self.kept():
+            touched |= line.paths
         old = ("/venv/bin/python3", "-m", "sglang.launch_server", "--port", "30000")
         facts = Facts(
             protocol=1,
@@ -193,8 +195,22 @@ class World:
             else None,
             systemd=True,
             bases=sorted(self.bases),
+            kept=self.kept(),
+            base_contents={
+                digest: base64.b64encode(zlib.compress(data)).decode()
+                for digest, data in (self.bases if contents else {}).items()
+            },
         )
         return replace(facts, **more)
+
+    def kept(self) -> list[Kept]:
+        """The line of the live release, as far as backups go."""
+        found, run = [], str((self.installed or {}).get("release", ""))
+        while run in self.backups:
+            before = str((self.previous[run] or {}).get("release", ""))
+            found.append(Kept(run, before, {path_of(ref): ref for ref in self.backups[run]}))
+            run = before
+        return found
 
     def apply(self, plan: Plan, blobs: Mapping[str, bytes]) -> None:
         """Do on the data what the runner does with the targets of a plan; check the digests that it names."""

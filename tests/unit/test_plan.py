@@ -82,10 +82,10 @@ class Kit:
         self.world.apply(result.plan, blobs)
 
     def rollback(
-        self, options: RunOptions = LATER, of_run: str = "", **facts: Any
+        self, options: RunOptions = LATER, of_run: str = "", to: str = "", **facts: Any
     ) -> PlanResult | NothingToDo:
         found = self.world.facts(self.host, None, **facts)
-        return make_rollback(self.host, found, self.rollback_book, options, of_run=of_run)
+        return make_rollback(self.host, found, self.rollback_book, options, of_run=of_run, to=to)
 
     def refused(self, act: Callable[[], object]) -> DeployError:
         with pytest.raises(DeployError) as caught:
@@ -428,6 +428,24 @@ def test_after_a_failed_upgrade_the_release_before_stays(kit: Kit) -> None:
     assert kit.rollback() == NothingToDo("ct129", says)
     assert kit.rollback(of_run="20261129T190000-bbbbbb") == NothingToDo("ct129", says)
     assert isinstance(kit.rollback(of_run=first.plan.run), PlanResult)
+
+
+def test_only_a_good_release_that_backups_lead_back_to_is_a_target(kit: Kit) -> None:
+    first = kit.rollout()
+    kit.apply(first)
+    kit.world.releases.append(_failed("20261129T190000-bbbbbb"))
+    assert kit.rollback(to=first.plan.run) == NothingToDo("ct129", f"{first.plan.run} is live already")
+    for to, why in {
+        "20261129T190000-bbbbbb": "release 20261129T190000-bbbbbb is marked bad",
+        "2027": "there is no release 2027",
+        "20261129T": "20261129T is the beginning of 2 releases",
+    }.items():
+        error = kit.refused(lambda to=to: kit.rollback(to=to))  # type: ignore[misc]
+        assert (error.exit_code, error.message) == (2, f"{why}; can be gone back to: base")
+    assert error.next_command == "ddtree-deploy releases ct129"
+    kit.world.backups.clear()
+    error = kit.refused(lambda: kit.rollback(to="base"))
+    assert "no kept backups lead back to base" in error.message and error.exit_code == 2
 
 
 def test_a_host_that_has_moved_is_not_rolled_back(kit: Kit) -> None:

@@ -73,3 +73,24 @@ def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
         assert world.files == files
         assert world.installed == installed
     assert archive.digest(archive.build({})) == back.plan.payload_digest
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(contents, overlays), min_size=1, max_size=5), st.data())
+def test_any_earlier_release_is_one_rollback_away(
+    history: list[tuple[dict[str, bytes], str]], data: st.DataObject
+) -> None:
+    world = World()
+    states = []
+    for n, (files, overlay) in enumerate(history):
+        made = make_payload(files, overlay)
+        states.append((dict(world.files), world.installed))
+        result = make_rollout(HOST, world.facts(HOST, made), made, ROLLOUT, options(n))
+        world.apply(result.plan, made.archive_entries(made.variants[0]))
+    wanted, installed = data.draw(st.sampled_from(states))
+    to = str(installed["release"]) if installed else "base"
+    back = make_rollback(HOST, world.facts(HOST, None), ROLLBACK, options(40), to=to)
+    assert isinstance(back, PlanResult)
+    world.apply(back.plan, {})
+    assert world.files == wanted
+    assert world.installed == installed

@@ -1,0 +1,64 @@
+"""What was rolled out on a host: facts in, rows and words out. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.planning import going_back
+from ddtree_deploy.text import safe
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout or rollback, as the host recorded it."""
+
+    run: str
+    time: str
+    action: str  # rollout | rollback
+    payload: str
+    version: str
+    variant: str
+    digest: str
+    who: str
+    verdict: str  # good | bad | rolled-back
+    live: bool
+    target: bool  # `rollback --to` can go there
+
+
+def rows(facts: Facts) -> list[Row]:
+    """Newest first."""
+    live = str((facts.installed or {}).get("release", ""))
+    back = set(going_back.targets(facts))
+    return [
+        Row(
+            r.run,
+            r.time,
+            r.action,
+            r.payload,
+            r.version,
+            r.variant,
+            r.digest,
+            r.who,
+            r.verdict,
+            live=r.run == live,
+            target=r.action == "rollout" and r.verdict == "good" and r.run in back,
+        )
+        for r in reversed(facts.releases)
+    ]
+
+
+def lines_of(host: str, found: list[Row], back: list[str]) -> list[str]:
+    """A table for people; `*` is live, `<` can be gone back to."""
+    if not found:
+        return [f"{host}: nothing was rolled out here yet"]
+    lines = [f"{host}  (* live, < can be gone back to with `rollback {host} --to RELEASE`)"]
+    for r in found:
+        mark = "*" if r.live else "<" if r.target else " "
+        what = f"{r.payload} {r.version}" if r.payload else "to upstream"
+        lines.append(
+            f"  {mark} {r.run}  {r.time}  {r.action:<8}  {r.verdict:<11}  {r.digest[:12]}  {what}, by {r.who}"
+        )
+    if going_back.BASE in back:
+        lines.append(f"  < {going_back.BASE}  before the first rollout")
+    return [safe(line) for line in lines]
