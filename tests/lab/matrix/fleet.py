@@ -14,9 +14,7 @@ from ddtree_deploy.running.zipapp import SOURCE
 from tests.lab.hosts import Lab
 from tests.lab.matrix.cells import Cell
 from tests.lab.matrix.target import Known, Target
-from tests.lab.matrix.trial import Trial, attempt
-
-NEEDS = {"rollout": "before", "rollback": "after"}  # the state of the host that an action starts from
+from tests.lab.matrix.trial import ORIGINS, Trial, attempt
 
 
 class Pool:
@@ -25,9 +23,9 @@ class Pool:
     def __init__(self, cells: Iterable[Cell], until: float = float("inf")) -> None:
         self._until = until
         self._lock = threading.Lock()
-        self._cells: dict[str, list[Cell]] = {state: [] for state in NEEDS.values()}
+        self._cells: dict[str, list[Cell]] = {state: [] for state in ORIGINS.values()}
         for cell in cells:
-            self._cells[NEEDS[cell.action]].append(cell)
+            self._cells[ORIGINS[cell.action]].append(cell)
         self.total = sum(map(len, self._cells.values()))
         self.done: list[Trial] = []
 
@@ -82,7 +80,7 @@ def _work(target: Target, pool: Pool, seed: int, evidence: Path) -> None:
 
 def one(target: Target, cell: Cell, seed: int, evidence: Path) -> Trial:
     """Bring the host where the cell begins, run it; after a failure keep the evidence, take a new host."""
-    needed = NEEDS[cell.action]
+    needed = ORIGINS[cell.action]
     if target.state != needed:
         target.run("rollback" if needed == "before" else "rollout").expect(0)
         target.state = needed

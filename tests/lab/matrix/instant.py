@@ -27,6 +27,7 @@ class Tail:
         self._read = 0
         self._rest = b""
         self.events: list[Event] = []
+        self.runner = (0, 0)  # which one of this journal, and its pid here; see runner_of
 
     def path(self) -> Path | None:
         if self._path is None:
@@ -83,12 +84,15 @@ def _mending(events: list[Event]) -> list[Event]:
     return []
 
 
-def await_instant(at: Instant, tail: Tail, over: Callable[[], bool], timeout: float = PATIENCE) -> bool:
+def await_instant(
+    at: Instant, host: Host, tail: Tail, over: Callable[[], bool], timeout: float = PATIENCE
+) -> bool:
     """Wait for it; False when the run (or all that could reach it) is over before."""
     deadline = time.monotonic() + timeout
     while True:
         ended = over()
-        if tail.more() and reached(at, tail.events):
+        runner_of(host, tail)  # known in advance, the fault is there at once
+        if reached(at, tail.events):
             time.sleep(at.delay)
             return True
         if ended or any(e["e"] == "end" for e in tail.events):
@@ -104,11 +108,14 @@ def runner_of(host: Host, tail: Tail) -> int:
     said = [e["pid"] for e in tail.events if e["e"] in ("run", "recover")]
     if not said:
         return 0
+    if tail.runner[0] == len(said):
+        return tail.runner[1] if Path(f"/proc/{tail.runner[1]}").exists() else 0
     for pid in host.pids():
         with contextlib.suppress(OSError, IndexError):
             status = Path(f"/proc/{pid}/status").read_text()
             inner = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]
             if int(inner) == said[-1] and b"runner.pyz" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                tail.runner = (len(said), pid)
                 return pid
     return 0
 

@@ -67,6 +67,9 @@ class Fault:
             time.sleep(SHORT_S)
 
     def _power_cut(self, running: Running, pid: int) -> None:
+        if pid:  # it takes a moment to pull the plug
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         self.host.power_cut()
         self.rebooted = True
         self.host.boot(wait=self.wait)

@@ -16,6 +16,21 @@ from tests.lab.matrix.strike import Fault
 from tests.lab.matrix.target import Target
 
 MOST_COMMANDS = 5
+ORIGINS = {"rollout": "before", "rollback": "after"}  # the state of the host that an action starts from
+# Exit code -> the host is as before this command, or what it was to become; "" says neither.
+PROMISES = {
+    0: "done",
+    1: "before",
+    2: "before",
+    3: "",
+    4: "",
+    5: "",
+    6: "before",
+    7: "before",
+    8: "",
+    130: "before",
+}
+PROMISES |= {-9: ""}  # we killed it
 
 
 @dataclass
@@ -72,6 +87,7 @@ def _attempt(target: Target, cell: Cell, rng: random.Random, trial: Trial, origi
     target.settle()
     seen = target.look()
     trial.found = classify(seen, target.known.states)
+    trial.problems += _claims(ended, trial.found, origin)
     if first.rebooted or (second and second.rebooted):
         trial.problems += _half(seen, target)
     for fault in filter(None, (first, second)):
@@ -106,7 +122,7 @@ def _strike_first(
         )
     run = str(running.until(lambda e: e["e"] == "plan", "the plan")["run"])
     tail = Tail(target.host, run)
-    if not await_instant(at, tail, lambda: running.process.poll() is not None):
+    if not await_instant(at, target.host, tail, lambda: running.process.poll() is not None):
         raise LabError(f"{at} was never reached: {running.finish()}")
     fault.strike(running, tail)
     return tail
@@ -117,7 +133,7 @@ def _strike_second(  # noqa: PLR0917
 ) -> Running:
     """During the undo that the first fault brought about, or during the recovery of what it killed."""
     at = Instant("", "undo", nth=rng.randrange(6))
-    if await_instant(at, tail, lambda: running.process.poll() is not None):
+    if await_instant(at, target.host, tail, lambda: running.process.poll() is not None):
         fault.strike(running, tail)
         return running
     if any(e["e"] == "end" for e in tail.events):
@@ -127,7 +143,7 @@ def _strike_second(  # noqa: PLR0917
     target.host.wait_ready()
     command = _following(done, target, rng)
     running = target.start("recover" if command == "status" else command)
-    if await_instant(at, tail, lambda: running.process.poll() is not None):
+    if await_instant(at, target.host, tail, lambda: running.process.poll() is not None):
         fault.strike(running, tail)
     else:
         trial.note = "nothing was undone for the second fault to strike"
@@ -136,7 +152,9 @@ def _strike_second(  # noqa: PLR0917
 
 def _end(running: Running, trial: Trial) -> Result:
     done = running.finish()
-    trial.commands.append(f"{done.argv[1]} {done.code}")
+    said = [e for e in done.events if e["e"] == "outcome"]
+    why = f" [{said[-1]['reason'][:200]}]" if done.code == 3 and said else ""
+    trial.commands.append(f"{done.argv[1]} {done.code}{why}")
     trial.log.append(str(done))
     if "Traceback" in done.stderr:
         trial.problems.append(f"a traceback: {done.stderr[-500:]}")
@@ -160,7 +178,6 @@ def _mend(target: Target, cell: Cell, rng: random.Random, ended: Result, trial: 
         command = _following(done, target, rng)
         done = _end(target.start(command), trial)
         if command != "status":
-            _claim(target, done, trial)
             continue
         (status,) = [e for e in done.events if e["e"] in ("status", "error")]
         if status["e"] == "status" and not status["orphan"] and not status["lock"]["held"]:
@@ -180,8 +197,15 @@ def _following(done: Result, target: Target, rng: random.Random) -> str:
     return words[words.index("ddtree-deploy") + 1]
 
 
-def _claim(target: Target, done: Result, trial: Trial) -> None:
-    """An exit code is a promise about the host."""
-    if done.code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 130):
-        return
-    trial.problems.append(f"{done.argv[1]} ended with {done.code}: {done.stderr[-300:]}")
+def _claims(done: Result, found: str, origin: str) -> list[str]:
+    """An exit code is a promise about the host; this is what it breaks."""
+    if done.code not in PROMISES:
+        return [f"{done.argv[1]} ended with {done.code}, which is no exit code of ours: {done.stderr[-300:]}"]
+    promise = PROMISES[done.code]
+    if done.argv[1] not in ORIGINS or not promise:
+        return []
+    other = next(state for state in ORIGINS.values() if state != origin)
+    expected = origin if promise == "before" else other
+    if found == expected:
+        return []
+    return [f"{done.argv[1]} ended with {done.code}: the host should be {expected}, it is {found}"]
