@@ -36,6 +36,10 @@ sglang: setup          ## tests with real SGLang servers, in the sandbox's venv 
 lab: setup             ## tests on real systemd hosts in network namespaces; needs root
 	DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q -m lab
 
+payload-bench: setup   ## microseconds per tree: the plain reference against the fast CPU path, same outputs
+	$(BIN)/ddtree-deploy sandbox up
+	.sandbox/home/venv/bin/python benchmarks/payload_bench.py
+
 rtt: setup             ## round trips and CPU of a rollout through a WAN, beside one hand-written tar over ssh; root
 	$(BIN)/python -m benchmarks.rtt
 
