@@ -37,6 +37,10 @@ class Look:
         argv = self.inside["service"]["argv"]
         return str(argv[argv.index("--speculative-algorithm") + 1]) if argv else ""
 
+    @property
+    def generates(self) -> bool:
+        return bool(self.inside["service"]["generates"])
+
 
 def place_probe(host: Host) -> None:
     """Once for a new host; later its disk may be full."""
@@ -99,10 +103,11 @@ class Reference:
     units: State
     imported: list[Any]
     algorithm: str
+    generates: bool
 
     @classmethod
     def of(cls, seen: Look) -> Reference:
-        return cls(seen.venv, seen.units, seen.inside["imported"], seen.algorithm)
+        return cls(seen.venv, seen.units, seen.inside["imported"], seen.algorithm, seen.generates)
 
     def differences(self, seen: Look) -> list[str]:
         """Every way in which `seen` is not this state."""
@@ -110,8 +115,9 @@ class Reference:
         if seen.inside["imported"] != self.imported:
             lines.append(f"the venv imports {seen.inside['imported']}, not {self.imported}")
         if seen.algorithm != self.algorithm:
-            lines.append(f"the service runs {seen.algorithm or 'not'}, it should run {self.algorithm}")
-        if not seen.inside["service"]["generates"]:
+            should = f"it should run {self.algorithm}" if self.algorithm else "it should be down"
+            lines.append(f"the service runs {seen.algorithm or 'not'}, {should}")
+        if self.generates and not seen.generates:
             lines.append(f"the service does not generate ({seen.inside['service']['active']})")
         return lines
 

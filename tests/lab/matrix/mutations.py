@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddtree_deploy.running.zipapp import SOURCE
 from tests.lab.hosts import Lab
+from tests.lab.image import Image
 from tests.lab.matrix import fleet
 from tests.lab.matrix.cells import Cell
 from tests.lab.matrix.target import Known, Target
@@ -45,6 +46,7 @@ class Mutation:
     module: str
     change: Change
     cells: tuple[Cell, ...]
+    enabled: bool = True  # the service runs before
 
 
 NO_UNDO = appended("def undo(ctx, intents):\n    return None")
@@ -57,6 +59,7 @@ INSTALLED = (
     Cell("rollout", "install", "after", "SIGINT"),
     Cell("rollout", "install", "after", "kill-runner"),
 )
+RESTORE = "    def restore_launch(self, ctx: Context, folder: Path) -> None:\n"
 MUTATIONS = (
     Mutation("stop: the old service is not started", "steps/stop.py", NO_UNDO, (*INSTALLED, LATE[0])),
     Mutation("install: nothing is restored", "steps/install.py", NO_UNDO, (*INSTALLED, LATE[0])),
@@ -72,13 +75,19 @@ MUTATIONS = (
         replaced('left = files.remove_folder(intent["path"])', "left = []"),
         INSTALLED,
     ),
-    Mutation(
-        "install: the launch is not restored",
-        "steps/install.py",
-        replaced("staging.control_of(ctx).restore_launch(ctx, ctx.backup_dir)", "            pass"),
+    Mutation(  # by install, and by stop once more
+        "the launch is not restored",
+        "service/systemd.py",
+        replaced(RESTORE, f"{RESTORE}        return\n"),
         INSTALLED,
     ),
-    Mutation("start: the new service is not stopped", "steps/start.py", NO_UNDO, LATE),
+    Mutation(  # where the old one ran, the undo of stop ends the new one, too
+        "start: the new service is not stopped",
+        "steps/start.py",
+        NO_UNDO,
+        LATE[:2],
+        enabled=False,
+    ),
     Mutation(
         "no undo at all",
         "undo.py",
@@ -96,10 +105,11 @@ MUTATIONS = (
 
 def run(lab: Lab, folder: Path, seed: int, evidence: Path) -> int:
     """Each mutation on a host of its own, several side by side. 0 when the matrix noticed every one."""
-    known = Known()
-    learner = Target(lab, folder / "none", known)
-    learner.learn()
-    learner.close()
+    known = {enabled: Known() for enabled in {m.enabled for m in MUTATIONS}}
+    for enabled, learned in known.items():
+        learner = Target(lab, folder / f"enabled-{enabled}", learned, image=Image(enabled=enabled))
+        learner.learn()
+        learner.close()
     waiting = list(MUTATIONS)
     found: dict[str, list[Trial]] = {}
     lock = threading.Lock()
@@ -110,7 +120,7 @@ def run(lab: Lab, folder: Path, seed: int, evidence: Path) -> int:
                 if not waiting:
                     return
                 mutation = waiting.pop(0)
-            trials = _one(lab, folder, known, mutation, seed, evidence)
+            trials = _one(lab, folder, known[mutation.enabled], mutation, seed, evidence)
             with lock:
                 found[mutation.name] = trials
                 for trial in trials:
@@ -140,7 +150,7 @@ def _one(  # noqa: PLR0917
     shutil.copytree(SOURCE, sources, ignore=shutil.ignore_patterns("__pycache__"))
     module = sources / mutation.module
     module.write_text(mutation.change(module.read_text()))
-    target = Target(lab, folder / name, known, sources)
+    target = Target(lab, folder / name, known, sources, image=Image(enabled=mutation.enabled))
     trials = [fleet.one(target, cell, seed, evidence / name) for cell in mutation.cells]
     target.close()
     return trials

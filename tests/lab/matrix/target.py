@@ -12,6 +12,7 @@ import yaml
 
 from tests.lab.controller import Result, Running
 from tests.lab.hosts import PATIENCE, Host, Lab, wait_for
+from tests.lab.image import Image
 from tests.lab.matrix.commands import ForkingController
 from tests.lab.matrix.looks import Look, Reference, classify, journal, look, place_probe
 from tests.lab.matrix.strike import TIME_OUT
@@ -51,8 +52,17 @@ class Known:
 class Target:
     """One host, replaced by a new one when a cell has left it broken."""
 
-    def __init__(self, lab: Lab, folder: Path, known: Known, sources: Path | None = None) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        known: Known,
+        sources: Path | None = None,
+        *,
+        image: Image | None = None,
+    ) -> None:
         self.lab, self.folder, self.known, self.sources = lab, folder, known, sources
+        self.image = image or Image()
         self.host: Host
         self.state = "before"
         self.cells = 0
@@ -63,8 +73,9 @@ class Target:
         with _making:
             if not first:
                 self.lab.remove(self.host)
-            self.host = self.lab.host(disk_mb=DISK_MB)
-        wait_for(self.host.generates, f"tokens from {self.host.name}")
+            self.host = self.lab.host(self.image, disk_mb=DISK_MB)
+        if self.image.enabled:
+            wait_for(self.host.generates, f"tokens from {self.host.name}")
         place_probe(self.host)
         self.user = self.folder / self.host.name
         self.controller = ForkingController(self.user, [self.host], self.sources)

@@ -163,7 +163,7 @@ def _end(running: Running, trial: Trial) -> Result:
 
 def _half(seen: Look, target: Target) -> list[str]:
     """What is wrong with the service of a host that has booted by itself, with no command typed."""
-    if not seen.inside["service"]["generates"]:
+    if not seen.generates:
         return [f"as booted: the service does not generate ({seen.inside['service']['active']})"]
     for reference in target.known.states.values():
         if seen.venv == reference.venv and seen.algorithm == reference.algorithm:
