@@ -153,7 +153,8 @@ def make_rollback(
     failed = last is not None and last.action == "rollout" and last.verdict != "good" and last.run != live
     if not to and ((of_run and of_run != live) or (failed and not of_run)):
         undone = of_run or (last.run if last else "")
-        return NothingToDo(host.name, f"already back: {undone} is not live, {live} is")
+        further = f"further back: ddtree-deploy releases {host.name}, then rollback {host.name} --to RELEASE"
+        return NothingToDo(host.name, f"already back: {undone} is not live, {live} is; {further}")
     _check_service(host, facts)
     way = going_back.to_release(host, facts, to) if to else going_back.one_step(facts)
     targets, files = restores(host, facts, way.sources, options.accept_drift)

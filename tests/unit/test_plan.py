@@ -424,7 +424,8 @@ def test_after_a_failed_upgrade_the_release_before_stays(kit: Kit) -> None:
     first = kit.rollout()
     kit.apply(first)
     kit.world.releases.append(_failed("20261129T190000-bbbbbb", "rolled-back"))
-    says = f"already back: 20261129T190000-bbbbbb is not live, {first.plan.run} is"
+    says = f"already back: 20261129T190000-bbbbbb is not live, {first.plan.run} is; further back: "
+    says += "ddtree-deploy releases ct129, then rollback ct129 --to RELEASE"
     assert kit.rollback() == NothingToDo("ct129", says)
     assert kit.rollback(of_run="20261129T190000-bbbbbb") == NothingToDo("ct129", says)
     assert isinstance(kit.rollback(of_run=first.plan.run), PlanResult)
