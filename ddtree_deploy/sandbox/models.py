@@ -90,6 +90,7 @@ def make_hybrid(target: Path, out: Path) -> None:
     torch.manual_seed(0)
     config = Qwen3NextConfig(
         **SHAPE,
+        max_position_embeddings=POSITIONS,
         linear_conv_kernel_dim=4,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
