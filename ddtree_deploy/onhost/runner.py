@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from .protocol import (
 from .service import ServiceError
 from .signals import Interruption
 from .staging import remove_stage
-from .undo import intents_by_step, one_line, undo_all
+from .undo import intents_by_step, log_traceback, one_line, undo_all
 
 EXIT = {"pass": 0, "fail": 1, "died": 1, "inconclusive": 7, "interrupted": 130}
 
@@ -135,10 +134,10 @@ def _step(ctx: Context, spec: StepSpec) -> Outcome:
         outcome.verdict, outcome.reason = "interrupted", ctx.interrupted_by or "interrupted"
     except OSError as error:
         outcome.reason = one_line(error)
-        traceback.print_exc()
+        log_traceback()
     except Exception as error:
         outcome.reason = f"unexpected {one_line(error)}"
-        traceback.print_exc()
+        log_traceback()
     outcome.reason = " ".join(str(outcome.reason).split())
     with contextlib.suppress(OSError):  # a full disk: the verdict stands, also unwritten
         ctx.journal.write(
@@ -162,7 +161,7 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
         except commit.NotCommitted as error:
             outcome = Outcome("fail", "unlock", str(error))
         except OSError as error:
-            traceback.print_exc()
+            log_traceback()
             reason = f"the release is in place but could not be recorded: {one_line(error)}"
             return _end(ctx, "fail", 3, STATE_BROKEN, "unlock", reason, recovered)
         else:
@@ -196,7 +195,7 @@ def _unguard(ctx: Context, failures: list[str]) -> list[str]:
     try:
         guard.remove(ctx)
     except OSError as error:
-        traceback.print_exc()
+        log_traceback()
         return [one_line(error)]
     return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from dataclasses import replace
@@ -57,14 +58,20 @@ def _one(ctx: Context, spec: StepSpec, function: str, intents: list[dict[str, An
             action(ctx, intents)
     except (UndoFailed, StepFailed, ServiceError, OSError) as error:
         reason = one_line(error)
-        traceback.print_exc()
+        log_traceback()
     except Exception as error:
         reason = f"unexpected: {one_line(error)}"
-        traceback.print_exc()
+        log_traceback()
     ctx.journal.write(
         "undo", sync=True, step=spec.name, phase="failed" if reason else "done", what=what, reason=reason
     )
     return reason
+
+
+def log_traceback() -> None:
+    """The exception at hand, to the runner's log. A disk too full for that must not end the run as well."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def one_line(error: BaseException) -> str:
