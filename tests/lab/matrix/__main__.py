@@ -34,7 +34,7 @@ def main() -> int:
     print(f"seed {options.seed}, {len(chosen)} cells, {options.hosts} hosts", flush=True)
     with Lab(_folder()) as lab, tempfile.TemporaryDirectory(prefix="matrix-") as users:
         if options.mutations:
-            return mutations.run(lab, Path(users), options.seed, Path(options.evidence))
+            return mutations.run(lab, Path(users), options.seed, Path(options.evidence), options.only)
         trials = fleet.run(
             lab,
             Path(users),
