@@ -29,7 +29,8 @@ class Look:
     units: State
     stale: list[str]
     left: list[str]  # what should not be there between runs
-    inside: dict[str, Any]  # see probe.py; empty where the host was not asked
+    inside: dict[str, Any]  # see probe.py
+    verified: str  # the release on record as live whose run was judged good; empty for none
 
     @property
     def algorithm(self) -> str:
@@ -56,6 +57,7 @@ def look(host: Host) -> Look:
         stale_bytecode(host.path(VENV)),
         leftovers(host.path(STATE)),
         json.loads(ran.stdout),
+        _verified(host.path(STATE)),
     )
 
 
@@ -68,6 +70,16 @@ def _units(host: Host) -> State:
             text = "\n".join(line for line in lines if not line.startswith("#"))
             units[name] = (*entry[:4], hashlib.sha256(text.encode()).hexdigest(), *entry[5:])
     return units
+
+
+def _verified(folder: Path) -> str:
+    for file in folder.glob("sites/*/installed.json"):
+        release = str(json.loads(file.read_text())["release"])
+        lines = journal(file.with_name("releases.jsonl"))
+        if any(line["run"] == release and line["verdict"] == "good" for line in lines):
+            return release
+        return f"{release}, which no run has found good"
+    return ""
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -104,10 +116,18 @@ class Reference:
     imported: list[Any]
     algorithm: str
     generates: bool
+    released: bool  # a release of ours is live and was verified
 
     @classmethod
     def of(cls, seen: Look) -> Reference:
-        return cls(seen.venv, seen.units, seen.inside["imported"], seen.algorithm, seen.generates)
+        return cls(
+            seen.venv,
+            seen.units,
+            seen.inside["imported"],
+            seen.algorithm,
+            seen.generates,
+            bool(seen.verified),
+        )
 
     def differences(self, seen: Look) -> list[str]:
         """Every way in which `seen` is not this state."""
@@ -117,6 +137,8 @@ class Reference:
         if seen.algorithm != self.algorithm:
             should = f"it should run {self.algorithm}" if self.algorithm else "it should be down"
             lines.append(f"the service runs {seen.algorithm or 'not'}, {should}")
+        if self.released != bool(seen.verified) or "," in seen.verified:
+            lines.append(f"on record as live: {seen.verified or 'nothing of ours'}")
         if self.generates and not seen.generates:
             lines.append(f"the service does not generate ({seen.inside['service']['active']})")
         return lines

@@ -97,6 +97,8 @@ class Target:
     def start(self, command: str, *, short_step: str = "") -> Running:
         """Start a command as a user types it. `short_step`: this step's time runs out soon."""
         words = [self.host.name]
+        if command == "plan":
+            words += ["--payload", str(self.payload), "--playbook", str(self._playbook("rollout", ""))]
         if command in ("rollout", "rollback"):
             words += ["--yes", "--playbook", str(self._playbook(command, short_step))]
         if command == "rollout":
