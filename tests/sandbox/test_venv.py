@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.sandbox import standins_install, torch_build, venv
+from ddtree_deploy.sandbox import pip_run, standins_install, torch_build, venv
 from ddtree_deploy.sandbox.errors import SandboxError
 
 DATA = Path(__file__).parent / "data"
@@ -67,6 +69,48 @@ def test_state_of_a_venv(tmp_path: Path) -> None:
     assert venv.state(folder) == "ready"
     venv.wanted("3.11.7", text, "of older stand-ins").write(folder)
     assert venv.state(folder) == "outdated"
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
+    """A venv of today's recipe, and the list of what is done to it from here on; pip itself does not run."""
+    done: list[str] = []
+    folder = tmp_path / "venv"
+    site = folder / "lib" / "python3.11" / "site-packages"
+    (site / "torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(sys.executable)
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(TEXT)
+    monkeypatch.setattr(venv, "REQUIREMENTS", requirements)
+    monkeypatch.setattr(venv, "_build", lambda *_args, **_options: done.append("build"))
+    monkeypatch.setattr(pip_run.Pip, "install", lambda _self, *args: done.append(f"install {args[0]}"))
+    monkeypatch.setattr(standins_install, "install", lambda _site: done.append("stand-ins"))
+    venv.wanted(platform.python_version(), TEXT, standins_install.digest()).write(folder)
+    yield folder, done
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda _venv, _text: None, []),
+        (lambda _venv, text: text.write_text(TEXT + "numba==0.1\n"), ["install --no-deps", "stand-ins"]),
+        (lambda _venv, text: text.write_text(TEXT.replace("2.13.0", "2.14.1")), ["build", "stand-ins"]),
+        (lambda folder, _text: (folder / "ddtree-sandbox.json").unlink(), ["build", "stand-ins"]),
+        (lambda folder, _text: (folder / "bin" / "python3").unlink(), ["build", "stand-ins"]),
+    ],
+    ids=["nothing", "a pin", "torch", "not finished", "no interpreter"],
+)
+def test_only_what_changed_is_made_anew(
+    finished: tuple[Path, list[str]], change: Callable[[Path, Path], None], expected: list[str]
+) -> None:
+    folder, done = finished
+    change(folder, venv.REQUIREMENTS)
+    changed = venv.ensure(folder, folder.parent / "log", lambda _line: None)
+    assert (changed, done) == (bool(expected), expected)
+    assert venv.Stamp.read(folder) == venv.wanted(
+        platform.python_version(), venv.REQUIREMENTS.read_text(), standins_install.digest()
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,11 +172,11 @@ def test_size_of_a_local_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_of_pips_output_is_told(line: str, told: str | None) -> None:
-    assert venv.telling(line) == told
+    assert pip_run.telling(line) == told
 
 
 def test_pip_failing_says_why_and_where_to_read_more(tmp_path: Path) -> None:
-    pip = venv.Pip(tmp_path / "venv", tmp_path / "build.log", lambda _line: None, None)
+    pip = pip_run.Pip(Path(sys.executable), tmp_path / "build.log", lambda _line: None, None)
     script = "print('ERROR: No matching distribution found for nosuch==1'); raise SystemExit(1)"
     with pytest.raises(SandboxError, match="No matching distribution found for nosuch==1") as caught:
         pip.run([sys.executable, "-c", script])
