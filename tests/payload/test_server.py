@@ -149,7 +149,7 @@ EDGE_CASES = {
     "logit bias": lambda ref: edge(logit_bias={str(ref.tokens[0][4]): -100.0}, ignore_eos=True),
     "the end of the context": lambda ref: {
         "input_ids": [5 + i % 400 for i in range(2030)],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 500, "ignore_eos": True},
+        "sampling_params": {"temperature": 0, "max_new_tokens": 17, "ignore_eos": True},
     },
     "a prompt of one token": lambda ref: {"input_ids": [7], "sampling_params": edge()["sampling_params"]},
 }
