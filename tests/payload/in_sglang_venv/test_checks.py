@@ -75,7 +75,7 @@ def test_the_smoke_test_passes_on_the_payload(staged):
             '("req",)',
             "validate_dflash_request takes (req, enable_overlap)",
         ),
-        ("ddtree_worker.py", "class Window(NamedTuple):", "class Window(NamedTuple)", "SyntaxError"),
+        ("ddtree_worker.py", "(DDTreeDraftWorker):", "(DDTreeDraftWorker)", "SyntaxError"),
     ],
     ids=[
         "symbol missing",
