@@ -34,16 +34,22 @@ def load_payload(given: Path | None) -> Payload:
 
 
 def load_playbook(given: Path | None, action: str) -> Playbook:
-    """The playbook: playbooks/ACTION.yaml unless another is named."""
+    """The playbook: playbooks/ACTION.yaml unless another is named; for another action: InputError."""
     from ddtree_deploy.inputs import playbook
+    from ddtree_deploy.planning.plan import expect_action
 
-    return playbook.load(_existing(given, PLAYBOOKS / f"{action}.yaml", "--playbook FILE"))
+    book = playbook.load(_existing(given, PLAYBOOKS / f"{action}.yaml", "--playbook FILE"))
+    expect_action(book, action)
+    return book
 
 
 def _existing(given: Path | None, default: Path, flag: str) -> Path:
     path = given or default
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError:
+        pass  # such as: the name is too long
     if given is None:
         raise InputError(
             f"there is no {default} in {Path.cwd()}",

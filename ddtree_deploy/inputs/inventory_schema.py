@@ -13,9 +13,9 @@ from ddtree_deploy.inputs.values import Duration, Timeout
 from ddtree_deploy.inputs.yamlfile import Document, Loc, Model
 
 GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_FLAG = re.compile(r"[a-z0-9][a-z0-9-]*$")
-_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?$")
+_FLAG = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?\Z")
 
 
 class ApiKeyModel(Model):

@@ -10,12 +10,12 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ddtree_deploy.inputs.values import Timeout
 from ddtree_deploy.inputs.yamlfile import Model
 
-_SHA256 = re.compile(r"[0-9a-f]{64}$")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
-_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9.]+)?$")
-_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?$")
-_GROUP = re.compile(r"\w+(\.\w+)*$")
-_REF = re.compile(r"(site|sglang):(.+)$", re.DOTALL)
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9.]+)?\Z")
+_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
+_GROUP = re.compile(r"\w+(\.\w+)*\Z")
+_REF = re.compile(r"(site|sglang):(.+)\Z", re.DOTALL)
 
 
 def relative_problem(path: str) -> str:

@@ -60,6 +60,7 @@ class Playbook:
     on_controller_loss: str = "finish"
     on_inconclusive: str = "rollback"
     attachments: dict[str, bytes] = field(default_factory=dict)
+    action_line: int | None = None
 
     def step(self, kind: str) -> Step | None:
         """The step of this kind, or None."""
@@ -87,6 +88,7 @@ def load(path: Path | str) -> Playbook:
         on_controller_loss=top.on_controller_loss,
         on_inconclusive=top.on_inconclusive,
         attachments=attachments,
+        action_line=doc.line(("action",)),
     )
 
 
@@ -117,9 +119,12 @@ def _step(doc: Document, i: int) -> tuple[Step, dict[str, bytes]]:
 def _prompts(doc: Document, at: tuple[str | int, ...], model: Baseline) -> bytes:
     """The prompts file, checked line by line: SGLang drops, silently, lines that do not fit its format."""
     path = doc.file.parent / Path(model.prompts).expanduser()
-    if not path.exists():
-        raise doc.error((*at, "prompts"), f"prompts file {path} does not exist")
-    text = read_text(path, "prompts file")
+    try:
+        text = read_text(path, "prompts file")
+    except InputError as exc:
+        if exc.line is not None:  # a place in the prompts file itself
+            raise
+        raise doc.error((*at, "prompts"), f"{path}: {exc.message}") from None
     count = 0
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

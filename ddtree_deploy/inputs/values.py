@@ -8,9 +8,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+$")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?)?B$")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+\Z", re.ASCII)
+_LONGEST = 366 * 86400.0  # what waits and clocks take; nobody means more
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?)?B\Z", re.ASCII)
+_LARGEST = 1e18
 _POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -22,7 +24,10 @@ def parse_duration(value: Any) -> float:
         raise ValueError(f"a duration needs a unit: {value}s, {value}m or {value}h")
     if not _DURATION.match(value):
         raise ValueError(f"{value!r} is not a duration such as 250ms, 10s, 5m, 1h or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+    if seconds > _LONGEST:
+        raise ValueError(f"{value!r} is longer than a year")
+    return seconds
 
 
 def parse_positive(value: Any) -> float:
@@ -42,9 +47,12 @@ def parse_size(value: Any) -> int:
         shown = repr(value) if isinstance(value, str) else "this"
         raise ValueError(f"{shown} is not a size such as 500MB, 64MiB or 1GiB")
     number, unit = match.groups()
-    if not unit:
-        return int(float(number))
-    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit[0]])
+    count = float(number)
+    if unit:
+        count *= (1024 if unit.endswith("i") else 1000) ** _POWERS[unit[0]]
+    if count > _LARGEST:
+        raise ValueError(f"{value!r} is larger than any disk")
+    return int(count)
 
 
 def format_duration(seconds: float) -> str:

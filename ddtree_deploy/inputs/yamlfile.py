@@ -196,7 +196,7 @@ def load(path: Path | str, what: str = "") -> Document:
             line=line,
         ) from None
     except RecursionError:
-        raise InputError("nested too deeply", file=path) from None
+        raise InputError("nested too deeply", file=path, line=_deep_line(text)) from None
     if node is None:
         raise InputError("the file is empty", file=path)
     if not isinstance(node, yaml.MappingNode):
@@ -206,7 +206,7 @@ def load(path: Path | str, what: str = "") -> Document:
     try:
         data = builder.build(node, (), node.start_mark.line + 1)
     except RecursionError:
-        raise InputError("nested too deeply", file=path) from None
+        raise InputError("nested too deeply", file=path, line=_deep_line(text)) from None
     if not data:
         raise InputError("the file is empty", file=path)
     return Document(path, data, builder.lines, builder.texts)
@@ -218,18 +218,29 @@ def read_text(path: Path, what: str = "") -> str:
     try:
         if path.is_dir():
             raise InputError(f"{label} is a folder", file=path)
-        raw = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
+        with path.open("rb") as f:  # never more than the limit: a device says that its size is 0
+            raw = f.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{label} does not exist", file=path) from None
     except OSError as exc:
         raise InputError(f"{label} cannot be read: {exc.strerror}", file=path) from None
-    if raw is None:
+    if len(raw) > MAX_BYTES:
         raise InputError(f"{label} is larger than {MAX_BYTES // 1024 // 1024} MiB", file=path)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise InputError(f"not UTF-8 text (byte 0x{raw[exc.start]:02x})", file=path, line=line) from None
+
+
+def _deep_line(text: str, limit: int = 100) -> int | None:
+    """The line where nesting passes `limit`: the event parser does not recurse, composing its events does."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > limit and event.start_mark is not None:
+            return event.start_mark.line + 1
+    return None
 
 
 def _syntax(exc: yaml.MarkedYAMLError, text: str) -> str:
@@ -282,6 +293,7 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, loc: Loc) -> Any:
         text = node.value
+        self._check_characters(node, loc)
         self.texts[loc] = text
         if node.tag == _MERGE:  # `<<` or `=` as a plain value
             return text
@@ -291,10 +303,21 @@ class _Builder:
             raise self._error(
                 node, loc, f'YAML reads {text} as the number {value}; write {value} or "{text}"'
             )
+        return self._construct(node, loc)
+
+    def _construct(self, node: yaml.ScalarNode, loc: Loc) -> Any:
         try:
             return self._constructor.construct_object(node)
-        except (ValueError, OverflowError, yaml.YAMLError):
+        except (ValueError, OverflowError, LookupError, AttributeError, yaml.YAMLError):
+            # A tag that does not fit (`!!bool maybe`) is met by PyYAML with whatever its lookup raises.
+            text = node.value
             raise self._error(node, loc, f"{text} cannot be read as a value; put it in quotes") from None
+
+    def _check_characters(self, node: yaml.ScalarNode, loc: Loc) -> None:
+        """Escapes can write what no path, command line or UTF-8 file can hold."""
+        bad = next((c for c in node.value if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+        if bad is not None:
+            raise self._error(node, loc, f"the character \\u{ord(bad):04x} is not allowed")
 
     def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
         return {
@@ -327,10 +350,11 @@ class _Builder:
 
     def _key(self, key: yaml.Node, loc: Loc) -> str:
         if isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:str":
+            self._check_characters(key, loc)
             return str(key.value)
         if not isinstance(key, yaml.ScalarNode):
             raise self._error(key, loc, "a key must be text")
-        value = self._constructor.construct_object(key)
+        value = self._construct(key, loc)
         raise self._error(
             key, loc, f'YAML reads the key {key.value} as {kind_of(value)}; write "{key.value}"'
         )

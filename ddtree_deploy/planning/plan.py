@@ -90,7 +90,7 @@ def make_rollout(
     host: Host, facts: Facts, payload: Payload, playbook: Playbook, options: RunOptions
 ) -> PlanResult:
     """Plan a rollout. Raises DriftError (no variant, foreign files) or InputError (contradictions)."""
-    _expect_action(playbook, "rollout")
+    expect_action(playbook, "rollout")
     _check_service(host, facts)
     variant = choose(host.name, facts, payload)
     check_folders(host, facts, variant)
@@ -139,7 +139,7 @@ def make_rollback(
     is not live (it was rolled back, by itself or by hand) there is nothing to do. to: a release, or `base`.
     Raises DriftError if the host has moved since, InputError for a release that cannot be gone back to.
     """
-    _expect_action(playbook, "rollback")
+    expect_action(playbook, "rollback")
     installed = facts.installed
     last = facts.releases[-1] if facts.releases else None
     if to and installed is not None and going_back.resolve(host, facts, to) == str(installed["release"]):
@@ -210,11 +210,12 @@ def _plan(host: Host, facts: Facts, playbook: Playbook, options: RunOptions, **o
     )
 
 
-def _expect_action(playbook: Playbook, action: str) -> None:
+def expect_action(playbook: Playbook, action: str) -> None:
     if playbook.action != action:
         raise InputError(
             f"this is a playbook for a {playbook.action}, a {action} was asked for",
             file=playbook.file,
+            line=playbook.action_line,
             field="action",
         )
 

@@ -398,7 +398,7 @@ def test_the_wrong_playbook(kit: Kit) -> None:
     found = kit.world.facts(HOST, kit.payload)
     error = kit.refused(lambda: make_rollout(HOST, found, kit.payload, kit.rollback_book, OPTIONS))
     assert error.render() == (
-        f"{kit.folder}/b.yaml: action: this is a playbook for a rollback, a rollout was asked for; "
+        f"{kit.folder}/b.yaml:3: action: this is a playbook for a rollback, a rollout was asked for; "
         "nothing was touched"
     )
 

@@ -65,7 +65,7 @@ REFUSED = {
     ),
     "no prompts file": (
         steps("baseline: {prompts: nosuch.jsonl}"),
-        ":5: steps[0].baseline.prompts: prompts file {dir}/nosuch.jsonl does not exist",
+        ":5: steps[0].baseline.prompts: {dir}/nosuch.jsonl: prompts file does not exist",
     ),
     "too few prompts": (
         steps("baseline: {tokens: 33}"),
