@@ -44,7 +44,8 @@ def project(tmp_path: Path, package: Path) -> Path:
     del entry["service"]
     for key in ("identity_file", "known_hosts"):
         entry[key] = str(FOLDER / entry[key])
-    entry["also_stop"] = ["sglang", "multiprocessing"]  # the sandbox's server goes on: it has read its modules
+    # The sandbox's server goes on: it has read its modules.
+    entry["also_stop"] = ["sglang", "multiprocessing"]
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({"hosts": {"sandbox": entry}}))
     write_payload(tmp_path / "payload", package, MARK)
     return tmp_path
