@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpecInputType
@@ -19,9 +20,18 @@ class DDTreeDraftInput(DFlashDraftInputV2):
     """Draft state carried from step to step: the last bonus token and the committed length.
 
     The draft itself is DFlash's, so this is DFlash's state under a name of its own.
-    ``prepare_for_decode`` reserves ``2 * speculative_num_draft_tokens`` KV slots, which for DDTREE is twice
-    the tree (budget + 1), never less than the draft block.
     """
+
+    def prepare_for_decode(self, batch) -> None:
+        """Reserve KV slots for one tree, never less than the draft block.
+
+        DFLASH reserves ``2 * speculative_num_draft_tokens``, the second half for the lag of overlap
+        scheduling, which DDTREE refuses. A row of ``req_to_token`` has room for only one beyond the context
+        (``get_req_to_token_extra_context_len``): twice the tree runs over its end in a request's last steps.
+        """
+        spec = get_spec()
+        with spec.override(speculative_num_draft_tokens=(spec.speculative_num_draft_tokens + 1) // 2):
+            super().prepare_for_decode(batch)
 
 
 @dataclass
