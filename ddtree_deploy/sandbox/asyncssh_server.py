@@ -21,6 +21,7 @@ from typing import Any
 import asyncssh
 
 CHUNK = 65536
+LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 async def serve(config: dict[str, Any]) -> None:
@@ -56,7 +57,7 @@ async def serve(config: dict[str, Any]) -> None:
 def session_environment(home: Path, extra: dict[str, str]) -> dict[str, str]:
     """What a session starts with: a login's few variables, nothing of the server's own environment."""
     base = {
-        "PATH": os.environ.get("PATH", os.defpath),
+        "PATH": LOGIN_PATH,
         "HOME": str(home),
         "USER": getpass.getuser(),
         "LOGNAME": getpass.getuser(),
