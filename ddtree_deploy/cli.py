@@ -13,7 +13,7 @@ import typer
 
 from ddtree_deploy.commands import evidence, sandbox
 from ddtree_deploy.errors import DeployError, Interrupted
-from ddtree_deploy.text import safe
+from ddtree_deploy.text import safe, shortened
 
 app = typer.Typer(
     name="ddtree-deploy",
@@ -231,6 +231,19 @@ def trust(
     raise typer.Exit(mend.trust(target, hosts=hosts, fingerprint=fingerprint))
 
 
+@app.command("payload-digest")
+def payload_digest(
+    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="A unified diff.", show_default=False)],
+    upstream: Annotated[
+        Path, typer.Argument(metavar="UPSTREAM_FILE", help="What it is made against.", show_default=False)
+    ],
+) -> None:
+    """Print the lines `base:` and `result:` that payload.yaml needs for a patch of an upstream file."""
+    from ddtree_deploy.inputs.payload import digest_lines
+
+    typer.echo(digest_lines(patch, upstream), nl=False)
+
+
 evidence.register(app)
 sandbox.register(app)
 
@@ -286,7 +299,7 @@ def _bug(error: Exception) -> int:
 
 
 def _complain(line: str) -> None:
-    print(f"ddtree-deploy: {safe(line)}", file=sys.stderr, flush=True)
+    print(f"ddtree-deploy: {shortened(safe(line, 100_000))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

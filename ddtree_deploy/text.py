@@ -23,6 +23,11 @@ def safe(text: object, limit: int = 2000) -> str:
     return "".join(out[:limit]) + ("..." if len(out) > limit else "")
 
 
+def shortened(line: str, limit: int = 2000, tail: int = 800) -> str:
+    """`line` with its middle left out where it is longer: an error ends with the next command to type."""
+    return line if len(line) <= limit else f"{line[: limit - tail]} ... {line[-tail:]}"
+
+
 def size(count: float) -> str:
     """Bytes for people: 512 B, 61.2 kB, 48.0 MB."""
     if count < 1000:

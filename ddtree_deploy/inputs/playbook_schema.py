@@ -13,7 +13,7 @@ from ddtree_deploy.inputs.yamlfile import Model
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?$")
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Ratio = Annotated[float, Field(gt=0, le=1000, strict=False)]
+Ratio = Annotated[float, Field(gt=0, le=1000)]
 
 
 class StepModel(Model):

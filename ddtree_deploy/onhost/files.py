@@ -230,6 +230,10 @@ class Files:
             self.disk.sync_folder(os.path.dirname(path))
         return left
 
+    def is_empty_folder(self, path: str) -> bool:
+        """Whether `path` is a folder that holds nothing at all."""
+        return self.look(path).kind == "dir" and not self.disk.listdir(path)
+
     def sweep(self, folder: str) -> list[str]:
         """Remove temporary files that a crash left in `folder`. Only under the venv's lock."""
         swept = [n for n in self.disk.listdir(folder) if n.startswith(self.prefix)]

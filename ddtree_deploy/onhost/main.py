@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         "guard": (2, _guard),  # by systemd, before it starts the service
         "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
     }
-    count, command = commands.get(words[0] if words else "", (-1, _run))
+    count, command = commands.get(words[0] if words else "", (-2, _run))
     if len(words) != count + 1:
         print(f"usage: {USAGE}", file=sys.stderr)
         return 2

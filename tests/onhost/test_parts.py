@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddtree_deploy.onhost import archive, detach, layout, releases, signals
-from ddtree_deploy.onhost.context import Context
+from ddtree_deploy.onhost.context import Context, UndoFailed
 from ddtree_deploy.onhost.journal import Journal, read
 from ddtree_deploy.onhost.protocol import Plan, StepSpec
+from ddtree_deploy.onhost.steps import install
 from ddtree_deploy.onhost.text import escape
 
 from .host import sha, tar, until
@@ -202,6 +203,23 @@ def test_only_a_gate_makes_a_release_bad(
     steps = [StepSpec(k, k, 1.0) for k in ("lock", "preflight", "install")]
     releases.record_failure(plan(steps=steps), tmp_path, verdict, step)
     assert [line["verdict"] for line in releases.lines(tmp_path)] == expected
+
+
+# ---- what an undo left -----------------------------------------------------------------------------------
+
+
+def test_an_undone_install_leaves_no_folder_of_its_own_and_lacks_none(tmp_path: Path) -> None:
+    site, run_dir = tmp_path / "site", tmp_path / "run"
+    (site / "made").mkdir(parents=True)
+    run_dir.mkdir()
+    made = plan(site=str(site))
+    ctx = Context(made, run_dir, Journal(run_dir / "journal.jsonl"), StepSpec("install", "install", 60.0))
+    intents = [{"op": "mkdir", "path": str(site / "made")}, {"op": "rmdir", "path": str(site / "old")}]
+    with pytest.raises(UndoFailed, match=r"site/made is left over; the folder .*site/old is missing"):
+        install.check_undone(ctx, intents)
+    (site / "made" / "theirs.txt").write_text("put here during the run")
+    (site / "old").mkdir()
+    install.check_undone(ctx, intents)
 
 
 # ---- the controller's absence ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -49,6 +50,29 @@ def test_a_wrong_command_line_exits_2(
     assert cli.run(arguments) == 2
     line = one_line(capsys)
     assert says.lower() in line.lower() and "nothing was touched" in line
+
+
+def test_a_long_value_does_not_push_the_next_command_off_the_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["rollout", "x" * 5000, "y" * 5000]) == 2
+    line = one_line(capsys)
+    assert len(line) < 2100 and line.endswith("next: ddtree-deploy rollout --help")
+
+
+def test_payload_digest_prints_the_lines_that_payload_yaml_needs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "a.py").write_text("A = 1\n")
+    (folder / "a.patch").write_text("--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-A = 1\n+A = 2\n")
+    assert cli.run(["payload-digest", "a.patch", "a.py"]) == 0
+    digests = [hashlib.sha256(text).hexdigest() for text in (b"A = 1\n", b"A = 2\n")]
+    assert capsys.readouterr().out == f"base: {digests[0]}\nresult: {digests[1]}\n"
+    (folder / "a.py").write_text("A = 3\n")
+    assert cli.run(["payload-digest", "a.patch", "a.py"]) == 2
+    assert "a.patch: does not fit a.py" in one_line(capsys)
+    assert cli.run(["payload-digest", "nowhere.patch", "a.py"]) == 2
+    assert "nowhere.patch" in one_line(capsys)
 
 
 def test_a_missing_playbook_and_payload_name_their_flags(

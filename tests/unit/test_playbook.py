@@ -54,6 +54,10 @@ REFUSED = {
         steps("benchmark: {min_speed_ratio: 0}"),
         ":5: steps[0].benchmark.min_speed_ratio: must be greater than 0, got 0 (a number)",
     ),
+    "truth as ratio": (
+        steps("benchmark: {min_speed_ratio: true}"),
+        ":5: steps[0].benchmark.min_speed_ratio: expected a number, got true (a boolean)",
+    ),
     "run without command": (steps("run: {name: a}"), ":5: steps[0].run.command: missing key 'command'"),
     "run with empty command": (
         steps("run: {name: a, command: []}"),

@@ -212,6 +212,12 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
             f"{folder}/{n} is left over" for n in files.disk.listdir(folder) if n.startswith(files.prefix)
         ]
     wrong += [f"{path} is stale" for path in bytecode.stale([e.path for e in entries], files.disk)]
+    for intent in intents:
+        # One that holds what is not ours was kept, and said so.
+        if intent["op"] == "mkdir" and files.is_empty_folder(intent["path"]):
+            wrong.append(f"the folder {intent['path']} is left over")
+        elif intent["op"] == "rmdir" and files.look(intent["path"]).kind != "dir":
+            wrong.append(f"the folder {intent['path']} is missing")
     if any(i["op"] == "launch" for i in intents):
         difference = staging.control_of(ctx).launch_restored(ctx.backup_dir)
         if difference:
