@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from ddtree_deploy.inputs.values import Duration, Timeout
-from ddtree_deploy.inputs.yamlfile import Document, Loc, Model
+from ddtree_deploy.inputs.yamlfile import Document, Model
+from ddtree_deploy.inputs.yamlnodes import Loc
 
 GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*\Z")

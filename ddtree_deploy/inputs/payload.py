@@ -9,8 +9,9 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive, distinfo
 from ddtree_deploy.inputs.payload_files import Reader
 from ddtree_deploy.inputs.payload_schema import OverlayModel, PayloadModel, VariantModel
-from ddtree_deploy.inputs.yamlfile import Document, Loc
+from ddtree_deploy.inputs.yamlfile import Document
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
+from ddtree_deploy.inputs.yamlnodes import Loc
 from ddtree_deploy.onhost.patch import PatchError, apply
 
 FILE = "payload.yaml"

@@ -23,8 +23,9 @@ from ddtree_deploy.inputs.playbook_schema import (
     Baseline,
     Run,
 )
-from ddtree_deploy.inputs.yamlfile import Document, Model, kind_of, read_text, suggest
+from ddtree_deploy.inputs.yamlfile import Document, Model, read_text, suggest
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
+from ddtree_deploy.inputs.yamlnodes import kind_of
 
 _ORDER = [kind for kind in KINDS if kind != "run"]
 
