@@ -164,6 +164,13 @@ def test_case_17_a_service_that_died_after_its_start_fails_health(lab: Lab) -> N
     assert "the service is down: it ended with exit status 1" in failed(ctx, "health").reason
 
 
+def test_a_service_that_died_after_the_last_gate_is_not_recorded_as_the_release(lab: Lab) -> None:
+    ctx = started(lab, "unlock", flags=("--fake", '{"crash_after_s": 1.5}'))
+    until(lambda: not of(ctx).active(), "it crashes")
+    assert "the service is down: it ended with exit status 1" in failed(ctx, "unlock").reason
+    assert '"e":"commit"' not in journal_text(ctx).replace(": ", ":")
+
+
 # ---- tokens -------------------------------------------------------------------------------------------
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from .. import commit
+from .. import commit, serving
 from ..context import Context, StepFailed
 
 
 def do(ctx: Context) -> str:
+    if serving.result_of(ctx, "start"):  # a service that died since the last gate must not become the release
+        serving.require_serving(ctx, serving.control_of(ctx))
     try:
         commit.forward(ctx)
     except commit.NotCommitted as error:
