@@ -24,7 +24,10 @@ from ddtree_deploy.ssh import known_hosts
 
 
 def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
-    """Follow the run that holds the host, or tell how the last one from here ended. Returns its exit code."""
+    """Follow the run that holds the host, or tell how the last one from here ended. Returns its exit code.
+
+    The record of a run whose end was not seen here is completed.
+    """
     inventory = inputs.load_hosts(hosts)
     host = _single(inventory.resolve(target), "attach")
     record = Record(inventory.file)
@@ -37,6 +40,7 @@ def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
             link = session.dial()
             facts = ask_facts(link, host, planning.facts_request(host, None))
             emit.run = _run_to_follow(host, facts, record)
+            emit.resume(record)
             follower = Follower(
                 host=host,
                 run_dir=run_dir_of(facts, emit.run),
@@ -56,6 +60,7 @@ def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     outcome.results = emit.results
     outcome.execs, outcome.sent = session.traffic.execs, session.traffic.sent
     outcome.received = session.traffic.received
+    emit.keep(lambda kept: kept.summary(outcome.to_dict()))
     view.outcome(outcome)
     return outcome.exit_code
 
@@ -65,10 +70,7 @@ def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:
         return facts.lock.run
     if facts.orphan is not None:
         return facts.orphan.run
-    try:
-        run = record.last().runs.get(host.name, "")
-    except InputError:
-        run = ""
+    run = record.newest(host.name)
     if not run:
         raise InputError(
             "no run is active on the host, and none was made from here",

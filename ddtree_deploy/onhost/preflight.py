@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 from pathlib import Path
 
 from . import host_facts, layout, site_facts, staging
@@ -12,6 +14,11 @@ from .files import FilesError
 
 # Beside the payload itself: the journal, logs, and room so that an undo never meets a full disk.
 MARGIN_BYTES = 32 * 1024**2
+
+# Of <linux/fs.h>.
+FS_IOC_GETFLAGS = 0x80086601
+FS_IMMUTABLE = 0x10
+FS_APPEND = 0x20
 
 
 def examine(ctx: Context) -> str:
@@ -36,6 +43,8 @@ def _drift(ctx: Context) -> str:
         now = files.look(target.path)
         if now.kind in ("dir", "other"):
             raise StepFailed(f"{target.ref} is a {now.kind} on this host", exit_code=6)
+        if now.kind == "file" and _pinned(target.path):
+            raise StepFailed(f"{target.path} is immutable or append-only; chattr -ia makes it replaceable")
         if now.sha256 != target.before:
             found, planned = now.sha256[:12] or "absent", target.before[:12] or "absent"
             moved.append(f"{target.ref} is {found}, planned for {planned}")
@@ -45,6 +54,16 @@ def _drift(ctx: Context) -> str:
     for folder in sorted({os.path.dirname(t.path) for t in ctx.plan.targets}):
         _writable(folder)
     return f"{len(ctx.plan.targets)} paths as planned"
+
+
+def _pinned(path: str) -> bool:
+    """Whether `chattr` forbids to replace a file: root's rename would fail, too, with the service down."""
+    try:
+        with open(path, "rb") as file:
+            flags = fcntl.ioctl(file, FS_IOC_GETFLAGS, b"\0" * 8)
+    except OSError:  # not every file system has such flags, not every file can be read
+        return False
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & (FS_IMMUTABLE | FS_APPEND))
 
 
 def _writable(wanted: str) -> None:

@@ -83,7 +83,7 @@ def check(host: str, lives: list[Live], accept: bool, *, orphan: str = "") -> li
             stage="plan",
             host=host,
             state="nothing was touched",
-            next_command=f"ddtree-deploy plan {host}",
+            next_command="move what is there out of the way on the host, then the same command again",
         )
     if foreign and not accept and orphan:
         raise DriftError(

@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ddtree_deploy.errors import InputError
+from ddtree_deploy.errors import ContactLost, InputError
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import Plan, to_dict
 
 FOLDER = ".ddtree-deploy"
+CONTACT_LOST = ContactLost.exit_code
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,12 @@ class Last:
 class RunRecord:
     """The folder of one run on one host."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, resumed: bool = False) -> None:
         self.folder = folder
         self._journal: IO[str] | None = None
+        # Who started the run may still be writing: a second journal takes the first one's place once whole.
+        self._file = folder / (f".journal.{os.getpid()}" if resumed else "journal.jsonl")
+        self._resumed = resumed
 
     def plan(self, plan: Plan) -> None:
         """Keep the plan; names of secrets stay, their values do not."""
@@ -53,16 +57,21 @@ class RunRecord:
     def event(self, event: dict[str, Any]) -> None:
         """Append one event of the host's journal."""
         if self._journal is None:
-            self._journal = (self.folder / "journal.jsonl").open("a", encoding="utf-8")
+            self._journal = self._file.open("a", encoding="utf-8")
         self._journal.write(json.dumps(event, separators=(",", ":")) + "\n")
         self._journal.flush()
 
     def summary(self, data: dict[str, Any]) -> None:
-        """Write the outcome and close the journal."""
-        _write(self.folder / "summary.json", data)
+        """Write the outcome and close the journal. Of a resumed run only if its end was seen now."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+        if self._resumed and data["exit_code"] == CONTACT_LOST:
+            self._file.unlink(missing_ok=True)
+            return
+        if self._resumed and self._file.exists():
+            self._file.replace(self.folder / "journal.jsonl")
+        _write(self.folder / "summary.json", data)
 
 
 class Record:
@@ -76,6 +85,27 @@ class Record:
         folder = self._made() / "runs" / run
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return RunRecord(folder)
+
+    def newest(self, host: str) -> str:
+        """The last run that was recorded here for a host, whatever became of it; "" where there is none."""
+        for folder in sorted((self.folder / "runs").glob("*"), reverse=True):
+            try:
+                if json.loads((folder / "plan.json").read_text(encoding="utf-8"))["host"] == host:
+                    return folder.name
+            except (OSError, ValueError, TypeError, KeyError):
+                continue  # a damaged record; `history` names it
+        return ""
+
+    def resume(self, run: str) -> RunRecord | None:
+        """The record of a run whose end was not seen here, to be completed; None for any other run."""
+        folder = self.folder / "runs" / run
+        try:
+            seen = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["exit_code"]
+        except (OSError, ValueError, TypeError, KeyError):
+            seen = CONTACT_LOST
+        if not (folder / "plan.json").exists() or seen != CONTACT_LOST:
+            return None
+        return RunRecord(folder, resumed=True)
 
     def set_last(self, last: Last) -> None:
         """Remember the hosts of this rollout."""

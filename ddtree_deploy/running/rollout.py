@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import secrets
 import socket
@@ -70,6 +71,11 @@ class Emitter:
         if self.record is not None and "n" in event:
             self.keep(lambda record: record.event(event))
         self.view.event(self.host, self.run, event)
+
+    def resume(self, record: Record) -> None:
+        """Go on with the record of the run, where its end is missing. A failure costs the record only."""
+        with contextlib.suppress(OSError):
+            self.record = record.resume(self.run)
 
     def keep(self, write: Callable[[RunRecord], None]) -> None:
         """Write to the record. A full disk here must not end our sight of a run on the host."""
@@ -263,7 +269,7 @@ def of_end(host: str, action: str, end: dict[str, Any]) -> Outcome:
         state=str(end["state"]),
         step=str(end.get("step", "")),
         reason=str(end.get("reason", "")),
-        next_command=str(end.get("next", "")),
+        next_command=str(end.get("next", "")) or f"ddtree-deploy status {host}",
     )
 
 

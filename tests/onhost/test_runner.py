@@ -549,6 +549,18 @@ def test_a_read_only_venv_is_noticed_before_anything_is_touched(host: Host) -> N
         _unmount(host.site)
 
 
+def test_an_immutable_file_is_noticed_before_anything_is_stopped(host: Host) -> None:
+    spec = str(host.package / "srt" / "spec.py")
+    if subprocess.run(["chattr", "+i", spec], capture_output=True, check=False).returncode:
+        pytest.skip("chattr is not allowed here")
+    try:
+        session = host.rollout()
+        assert (session.end["exit"], session.end["step"]) == (1, "preflight"), session.end
+        assert f"{spec} is immutable" in session.end["reason"]
+    finally:
+        subprocess.run(["chattr", "-i", spec], check=True)
+
+
 def test_an_interrupt_sent_before_the_runner_is_up_is_not_lost(host: Host) -> None:
     before = host.digest()
     session = host.launch(*host.plan(steps=host.steps(waiting(host))))

@@ -321,6 +321,22 @@ def test_a_second_interrupt_leaves_the_host_to_it_and_attach_tells_the_end(box: 
     assert differs(box, before) == []
 
 
+def test_attach_tells_the_end_of_a_run_whose_controller_was_killed_and_completes_its_record(box: Box) -> None:
+    assert box.run("rollout", "box", "--yes", "--payload", box.payload("v0", version="0.0.9")).code == 0
+    flag = with_run_step(box, "backup")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    run = running.seen[-1]["run"]
+    running.signal(signal.SIGKILL)
+    running.process.wait()
+    flag.touch()
+    wait_for(lambda: f"release  {run}" in box.plain("status", "box").stdout, "the host's own verdict")
+    attached = box.run("attach", "box")
+    assert attached.code == 0 and attached.outcome["run"] == run, attached
+    (shown,) = [e for e in box.run("history").events if e["run"] == run]
+    assert shown["verdict"] == "pass" and shown["exit"] == 0
+
+
 def test_an_interrupt_before_the_start_touches_nothing(box: Box, frozen: Callable[[], None]) -> None:
     frozen()
     running = box.start("rollout", "box", "--yes")

@@ -296,6 +296,7 @@ def test_a_folder_in_the_way_is_not_accepted(kit: Kit) -> None:
     assert error.message == (
         "1 path cannot be replaced: site:sglang_ddtree/plugin.py (expected nothing, found a folder)"
     )
+    assert error.next_command.startswith("move what is there out of the way on the host")
 
 
 def test_a_linked_folder_is_refused(kit: Kit) -> None:

@@ -49,6 +49,28 @@ def test_events_are_kept_as_they_come_and_the_folder_is_ours_alone(tmp_path: Pat
     assert (tmp_path / ".ddtree-deploy" / ".gitignore").read_text() == "*\n"
 
 
+def test_a_run_whose_end_was_not_seen_is_found_and_its_record_completed(tmp_path: Path) -> None:
+    record = Record(tmp_path / "hosts.yaml")
+    for run, host in (("r1", "ct1"), ("r2", "ct1"), ("r3", "other")):
+        begun = record.run(run)
+        begun.plan(dataclasses.replace(plan(), host=host))
+        begun.event({"n": 1, "e": "run"})
+    assert record.newest("ct1") == "r2" and record.newest("nobody") == ""
+    folder = tmp_path / ".ddtree-deploy" / "runs" / "r2"
+    lost = record.resume("r2")
+    assert lost is not None
+    lost.event({"n": 1, "e": "run"})
+    lost.summary({"exit_code": 8})  # again not to the end: the journal that there is stays
+    assert sorted(p.name for p in folder.iterdir()) == ["journal.jsonl", "plan.json"]
+    again = record.resume("r2")
+    assert again is not None
+    again.event({"n": 1, "e": "run"})
+    again.event({"n": 2, "e": "end"})
+    again.summary({"exit_code": 0})
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == 2
+    assert record.resume("r2") is None and record.resume("not-from-here") is None
+
+
 def test_the_last_rollout_is_remembered(tmp_path: Path) -> None:
     record = Record(tmp_path / "hosts.yaml")
     last = Last("2026-11-29T17:45:01+00:00", "all", {"b": "r2", "a": "r1"})
