@@ -8,6 +8,7 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     ddtree_utils     the tree: build, follow, compile for the verify kernel, summarise
     tree_reference   the plain best-first search that defines the result
     tree_numba       the same search compiled, for whole batches
+    kernels          the same search, its compilation and the walk as Triton kernels
     draft_topk       logits to ranked log-probs
     ddtree_info      what travels with a batch: draft input and verify input
     tree_batch       the trees of a batch, padded; chooses the builder

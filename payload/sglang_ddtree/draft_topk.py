@@ -57,3 +57,22 @@ def stable_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     index, order = index.sort(dim=-1)
     top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return top, index.gather(-1, order)
+
+
+def device_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`stable_topk` without a host sync, for accelerators: one ``torch.topk`` of 64-bit keys.
+
+    A key is the value's bits, made monotone, above the index counted down.  Costs 8 bytes an entry.
+
+    Args:
+        values: ``[R, V]`` float32 without NaN; float64 falls back to :func:`stable_topk`.
+        k: at most ``V``.
+    """
+    if values.dtype != torch.float32:
+        return stable_topk(values, k)
+    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    index = torch.arange(values.shape[1], device=values.device)
+    keys = (ordered << 32) | (0xFFFFFFFF - index)
+    chosen = 0xFFFFFFFF - (keys.topk(k, dim=-1).values & 0xFFFFFFFF)
+    return values.gather(-1, chosen), chosen

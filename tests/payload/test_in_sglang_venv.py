@@ -19,20 +19,23 @@ pytestmark = pytest.mark.sglang
 HERE = Path(__file__).parent / "in_sglang_venv"
 # Its forks need a process into which no plugin was loaded yet.
 APART = "test_checks.py"
-OTHERS = sorted(file.name for file in HERE.glob("test_*.py") if file.name != APART)
+# They need Triton's interpreter, which is chosen when Triton is imported.
+INTERPRETED = sorted(file.name for file in HERE.glob("test_kernels*.py"))
+OTHERS = sorted(file.name for file in HERE.glob("test_*.py") if file.name not in (APART, *INTERPRETED))
 
 
-@pytest.mark.parametrize("files", [[APART], OTHERS], ids=["checks", "the rest"])
+@pytest.mark.parametrize("files", [[APART], INTERPRETED, OTHERS], ids=["checks", "kernels", "the rest"])
 def test_the_tests_pass_under_the_sglang_venvs_python(tmp_path, files):
     python = sglang_python()
     ensure_models()
     if files != [APART]:
         install_as_wheel(tmp_path, PAYLOAD / "sglang_ddtree", "ddtree", "sglang_ddtree.plugin:register")
+    variables = {"TRITON_INTERPRET": "1"} if files == INTERPRETED else {}
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / name) for name in files)],
         check=False,
         cwd=REPOSITORY,
-        env=sglang_environment(tmp_path),
+        env=sglang_environment(tmp_path, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
