@@ -1,0 +1,27 @@
+"""The console script: a signal is answered in one line also while the libraries are still loading."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; exits with its code."""
+    for number in SIGNALS:
+        signal.signal(number, _at_once)
+    from ddtree_deploy.cli import main as command_line
+
+    for number in SIGNALS:  # both end a command in order, and with one code
+        signal.signal(number, signal.default_int_handler)
+    command_line()
+
+
+def _at_once(number: int, frame: FrameType | None) -> None:
+    """Nothing has begun. An exception here could be swallowed, or shown, by whatever is being imported."""
+    os.write(2, b"ddtree-deploy: interrupted; nothing was touched\n")
+    os._exit(INTERRUPTED)
