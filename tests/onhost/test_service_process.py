@@ -378,3 +378,12 @@ def test_ports_are_seen_on_ipv6_too() -> None:
         s.listen()
         assert proc.holders(port) == {os.getpid()}
         assert proc.port_open(port)
+
+
+def test_the_undo_of_a_service_that_did_not_generate_waits_until_it_is_itself_again(lab: Lab) -> None:
+    """It is not waited for until it generates, so the check may come before the new process has exec'ed."""
+    lab.start_by_hand("--fake", '{"no_tokens": true}')
+    ctx = lab.context(lab.service("adopted"), "stop")
+    do(ctx, "stop")
+    assert undo(ctx) == []
+    assert of(ctx).running_argv() == lab.command("--fake", '{"no_tokens": true}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from .. import guard, serving
 from ..context import Context, StepFailed, StepSkipped, UndoFailed
 from ..service import Footprint, Record, ServiceControl, ServiceError, stopping
 from ..service.ready import wait_ready
+
+EXEC_S = 30.0
 
 
 def do(ctx: Context) -> str:
@@ -79,10 +82,22 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
     if control.active() != before.active:
         was, now = ("ran", "is down") if before.active else ("was down", "runs")
         raise UndoFailed(f"the service {was} before and {now}: {control.alive()[1]}")
-    if before.active and before.argv and control.running_argv() != before.argv:
+    if before.active and before.argv and not _became(ctx, control, before.argv):
         raise UndoFailed("the service runs with another command line than before")
     if before.generated and not control.generates():
         raise UndoFailed("the service generated before and does not now")
+
+
+def _became(ctx: Context, control: ServiceControl, argv: list[str]) -> bool:
+    """Whether the service runs with this command line, soon: a process just started has yet to exec it, and
+    one that did not generate before is not waited for otherwise.
+    """
+    end = time.monotonic() + EXEC_S
+    while control.running_argv() != argv:
+        if time.monotonic() > end:
+            return False
+        ctx.pause(0.1)
+    return True
 
 
 def _recorded(intents: list[dict[str, Any]]) -> tuple[Path, Record]:
