@@ -387,3 +387,17 @@ def test_the_undo_of_a_service_that_did_not_generate_waits_until_it_is_itself_ag
     do(ctx, "stop")
     assert undo(ctx) == []
     assert of(ctx).running_argv() == lab.command("--fake", '{"no_tokens": true}')
+
+
+def test_a_stranger_that_took_the_port_after_the_stop_is_not_ended_by_the_undo(lab: Lab) -> None:
+    lab.start_by_hand()
+    ctx = lab.context(lab.service("adopted"), "stop")
+    do(ctx, "stop")
+    stranger = lab.start_by_hand("--served-model-name", "someone-elses")
+    (reason,) = undo(ctx)
+    assert f"port {lab.port} is held by process {stranger.pid}" in reason
+    assert stranger.poll() is None
+    os.kill(stranger.pid, signal.SIGKILL)
+    stranger.wait()
+    assert undo(ctx) == []
+    assert of(ctx).running_argv() == lab.command()

@@ -110,6 +110,10 @@ class ServiceControl(ABC):
     def alive(self) -> tuple[bool, str]:
         """Whether what `start` started still runs, and if not, how it ended (a crash loop is an end)."""
 
+    def stranger(self, argv: list[str]) -> str:
+        """Who took the service's place: neither started by us nor with command line `argv`; "" for nobody."""
+        return ""
+
     @abstractmethod
     def started(self) -> bool:
         """Something that `start` started lives, be it only a part of it."""

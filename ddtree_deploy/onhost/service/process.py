@@ -74,6 +74,12 @@ class ProcessControl(ServiceControl):
     def started(self) -> bool:
         return bool(self._left_over())
 
+    def stranger(self, argv: list[str]) -> str:
+        main = self._main()
+        if main is None or self._ours() is not None or self._left_over() or proc.argv(main.pid) == argv:
+            return ""
+        return f"port {self.endpoint.port} is held by process {main.pid} ({proc.command(main.pid)})"
+
     def _saved(self) -> dict[str, Any] | None:
         try:
             data: dict[str, Any] = json.loads((self.folder / "launch.json").read_bytes())

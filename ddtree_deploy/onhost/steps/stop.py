@@ -57,6 +57,9 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
             ctx.progress("the old service still runs")
             return
         ctx.progress("the old service was asked to end: it is started again")
+    stranger = control.stranger(before.argv)
+    if stranger:  # it came after our stop, and is not ours to end
+        raise UndoFailed(f"the old service cannot start: {stranger}; end it by hand")
     # Whatever is half stopped or half started has to be gone first.
     stopping.stop(
         ctx,
