@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +50,8 @@ Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdo
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"ddtree-deploy {metadata.version('ddtree-deploy')}")
         raise typer.Exit
 

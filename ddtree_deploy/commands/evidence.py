@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import baselines
-from ddtree_deploy.report import bundle, diff, history
 from ddtree_deploy.text import safe, span
+
+# What the commands need is imported by them: a rollout needs none of it, and pays for every import.
 
 Run = Annotated[
     str, typer.Argument(help="A run's id, the beginning or end of one, `last`, or a run's folder.")
@@ -46,7 +45,7 @@ def report(
     hosts: Hosts = None,
 ) -> None:
     """Write one HTML file about a run: readable offline, on a phone, and a year from now."""
-    from ddtree_deploy.report import html  # its libraries are not needed for anything else
+    from ddtree_deploy.report import bundle, html
 
     found = bundle.load(_folder(run, hosts))
     path = output or Path(f"report-{found['run']}.html")
@@ -69,6 +68,9 @@ def list_runs(
     json_lines: Json = False,
 ) -> None:
     """List the runs that were made from here, oldest first."""
+    from ddtree_deploy.commands import inputs
+    from ddtree_deploy.report import bundle, history
+
     runs = bundle.runs_folder(hosts or inputs.HOSTS)
     rows = history.rows(runs, host)
     if json_lines:
@@ -92,6 +94,8 @@ def list_runs(
 
 def show(run: Run = "last", hosts: Hosts = None, json_bundle: Json = False) -> None:
     """Show one run: its steps, verdicts and figures; with --json the whole evidence bundle."""
+    from ddtree_deploy.report import bundle
+
     found = bundle.load(_folder(run, hosts))
     if json_bundle:
         typer.echo(json.dumps(found, indent=1))
@@ -150,6 +154,8 @@ def figure_rows(measured: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def compare(first: Run, second: Run, hosts: Hosts = None, json_lines: Json = False) -> None:
     """Show what differs between two runs: two hosts, or two days."""
+    from ddtree_deploy.report import bundle, diff
+
     one, two = (bundle.load(_folder(run, hosts)) for run in (first, second))
     found = diff.compare(one, two)
     if json_lines:
@@ -181,6 +187,8 @@ def import_baseline(  # noqa: PLR0917
     note: Annotated[str, typer.Option("--note", help="How they were measured.")] = "",
 ) -> None:
     """Make a baseline file from a table of accept lengths."""
+    from ddtree_deploy.inputs import baselines
+
     data = baselines.import_table(table, model=model, draft=draft, source=source, note=note)
     made = baselines.dump(data, output)
     typer.echo(f"{output}: {len(made.entries)} figures for {made.model} with {made.draft}")
@@ -190,6 +198,9 @@ def _folder(run: str, hosts: Path | None) -> Path:
     folder = Path(run)
     if (folder / "plan.json").is_file() or (folder / "journal.jsonl").is_file():
         return folder.resolve()
+    from ddtree_deploy.commands import inputs
+    from ddtree_deploy.report import bundle
+
     return bundle.find(bundle.runs_folder(hosts or inputs.HOSTS), run)
 
 

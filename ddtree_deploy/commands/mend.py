@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddtree_deploy import console, ssh
 from ddtree_deploy.commands import inputs
-from ddtree_deploy.errors import DeployError, InputError, LockedError
+from ddtree_deploy.errors import DeployError, GateFailed, InputError, LockedError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
@@ -49,7 +49,10 @@ def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
                 emit=emit,
                 interrupts=interrupts,
             )
-            outcome = of_end(host.name, "attach", follower.attach(link))
+            try:
+                outcome = of_end(host.name, "attach", follower.attach(link))
+            except GateFailed as error:
+                raise _never_began(host, emit.run, error) from error
         except DeployError as error:
             error.host = error.host or host.name
             outcome = Outcome.of_error(error, host.name, "attach")
@@ -63,6 +66,18 @@ def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     emit.keep(lambda kept: kept.summary(outcome.to_dict()))
     view.outcome(outcome)
     return outcome.exit_code
+
+
+def _never_began(host: Host, run: str, error: GateFailed) -> DeployError:
+    """A run of our record whose folder is not on the host: its controller ended before it was sent."""
+    if f"{run}/runner.pyz" not in error.message:
+        return error
+    return InputError(
+        f"run {run} is not on the host: it never began there, or is long over",
+        stage="attach",
+        host=host.name,
+        next_command=f"ddtree-deploy status {host.name}",
+    )
 
 
 def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:

@@ -120,6 +120,10 @@ class Context:
         """Raise Interrupt when asked to stop, StepFailed when the step's time is over."""
         if self.stop_event.is_set() and not self.uninterruptible:
             raise Interrupt
+        self.check_time()
+
+    def check_time(self) -> None:
+        """Raise StepFailed when the step's time is over."""
         if self.remaining() <= 0:
             raise StepFailed(f"step {self.step.name} took longer than its {self.step.timeout_s:.0f} s")
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import layout
+from . import deferral, layout
 from .lock import is_held
 from .protocol import HEARTBEAT_LOST_S, HEARTBEAT_S, STATE_BROKEN
 
 POLL_S = 0.03
 START_S = 120.0  # a runner that has not written its first line by then has not started
+GUARD_S = 60.0  # after a boot the guard's recovery may be about to begin
 COMPLAINT_S = 5.0  # the same, where its log holds something: it died of that
 LOST_EXIT = 3
 GONE_EXIT = 8  # the controller is gone: nobody reads this status
@@ -67,7 +68,7 @@ class Tail:
 
 
 def follow(run_dir: Path, offset: int) -> int:
-    """Until the run has ended (its exit code), or has died (3), or the controller is gone (8)."""
+    """Until the run has ended (its exit code) or died (3); 8: no controller, or the host goes down."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     tail = Tail(run_dir / layout.JOURNAL, offset)
     controls = Controls()
@@ -88,7 +89,9 @@ def follow(run_dir: Path, offset: int) -> int:
                 continue
             now = time.monotonic()
             if not alive and (tail.offset > 0 or now - started > _start_bound(run_dir)):
-                return _ended_or_lost(run_dir)
+                code = _ended_or_lost(run_dir, now - started)
+                if code is not None:
+                    return code
             if now - beat >= HEARTBEAT_S:
                 beat = now
                 _send(b'{"e":"hb"}\n')
@@ -127,13 +130,17 @@ def _exit_code(data: bytes) -> int | None:
     return None
 
 
-def _ended_or_lost(run_dir: Path) -> int:
-    """No runner and nothing new: an offset after the end, or a runner that died."""
+def _ended_or_lost(run_dir: Path, waited: float) -> int | None:
+    """No runner and nothing new: an offset after the end, or a runner that died. None: it may be going on."""
     from .journal import read
 
     events, _ = read(run_dir / layout.JOURNAL)
     if events and events[-1]["e"] == "end":
         return int(events[-1]["exit"])
+    if deferral.here(events):
+        return deferral.EXIT
+    if waited < GUARD_S and deferral.awaits_guard(events):
+        return None
     _send(json.dumps(lost_event(run_dir, events), separators=(",", ":")).encode() + b"\n")
     return LOST_EXIT
 
@@ -145,7 +152,8 @@ def lost_event(run_dir: Path, events: list[dict[str, Any]]) -> dict[str, Any]:
     changed = any(e["e"] == "intent" for e in events)
     log = run_dir / "logs" / "runner.log"
     said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-    reason = f"the runner died {'at step ' + starts[-1] if starts else 'before its first step'}"
+    what = "the host went down" if any(e["e"] == deferral.EVENT for e in events) else "the runner died"
+    reason = f"{what} {'at step ' + starts[-1] if starts else 'before its first step'}"
     if said:
         reason += f" ({said[0][:200]})"
     return {

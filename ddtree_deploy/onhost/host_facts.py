@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from . import brief
 from .facts_format import Gpu, Process
 from .service import proc
 from .service.launch import mask_argv
@@ -43,14 +44,7 @@ def gpus() -> tuple[list[Gpu], str]:
         return [], ""
     query = "--query-gpu=name,memory.total,memory.free"
     try:
-        done = subprocess.run(
-            [tool, query, "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=GPU_S,
-            text=True,
-            check=False,
-        )
+        done = brief.call([tool, query, "--format=csv,noheader,nounits"], seconds=GPU_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"nvidia-smi does not answer: {type(error).__name__}"
     if done.returncode:

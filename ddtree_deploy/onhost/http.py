@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import socket
-import ssl
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:  # its parsers are the most costly import of all, and looking at a host needs none
+    from http.client import HTTPConnection
 
 
 class HttpError(Exception):
@@ -52,6 +53,8 @@ class Endpoint:
 
     def call(self, method: str, path: str, body: Any = None, *, seconds: float) -> bytes:
         """The body of a 200 answer. Raises HttpError for everything else, after `seconds` at the latest."""
+        from http.client import HTTPException
+
         parts = urlsplit(self.url)
         conn = _connection(parts.scheme, parts.hostname or "127.0.0.1", self.port, seconds)
         headers = {"Content-Type": "application/json", "Connection": "close"}
@@ -72,7 +75,7 @@ class Endpoint:
             raw = response.read()
         except ConnectionRefusedError as e:
             raise HttpError("refused", f"{self.url}{path}: nobody listens") from e
-        except (OSError, http.client.HTTPException) as e:
+        except (OSError, HTTPException) as e:
             if late.is_set() or isinstance(e, TimeoutError):
                 raise HttpError("timeout", f"{self.url}{path}: no answer within {seconds:.0f} s") from e
             raise HttpError("closed", f"{self.url}{path}: connection lost ({type(e).__name__}: {e})") from e
@@ -95,14 +98,18 @@ class Endpoint:
             raise HttpError("protocol", f"{self.url}{path}: the answer is not JSON: {raw[:80]!r}") from e
 
 
-def _connection(scheme: str, host: str, port: int, seconds: float) -> http.client.HTTPConnection:
+def _connection(scheme: str, host: str, port: int, seconds: float) -> HTTPConnection:
+    from http.client import HTTPConnection, HTTPSConnection
+
     if scheme != "https":
-        return http.client.HTTPConnection(host, port, timeout=seconds)
+        return HTTPConnection(host, port, timeout=seconds)
+    import ssl
+
     context = ssl.create_default_context()
     if host in ("localhost", "127.0.0.1", "::1"):  # a certificate is never issued for these
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+    return HTTPSConnection(host, port, timeout=seconds, context=context)
 
 
 def _cut(sock: socket.socket, late: threading.Event) -> None:

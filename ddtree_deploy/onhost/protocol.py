@@ -206,6 +206,7 @@ class Plan:
 #   verdict    a step ended                                  {step, verdict, reason, seconds}
 #   undo       undo of a step begins / ended                 {step, phase: start|done|failed, reason}
 #   end        last line                                     {verdict, exit, state, step, reason, next}
+#   deferred   the host goes down, the undo is the next boot's  {step, boot_id, text}; last line, for now
 #   done       the mutation of the last intent is complete    {step}; fsynced
 #   hb         heartbeat, channel only, never in the journal
 VERDICTS = ("pass", "fail", "inconclusive", "skipped")

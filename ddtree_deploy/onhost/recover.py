@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import commit, layout, process, releases, runner
+from . import commit, deferral, layout, process, releases, runner
 from .context import Context
 from .follow import Tail
 from .journal import read
@@ -66,6 +66,8 @@ def by_its_own_runner(
         if not ended and not lines:
             time.sleep(0.05)
     events, _ = read(journal)
+    if deferral.here(events):
+        return deferral.EXIT, events[-1]["text"]
     if not events or events[-1]["e"] != "end":
         return 3, f"its runner ended with {child.returncode}; see {run_dir}/logs/recover.log"
     end = events[-1]
@@ -99,16 +101,21 @@ def _outcome(ctx: Context, events: list[dict[str, object]]) -> runner.Outcome:
     """Forward if the run had decided so; else what it had already judged, or that it died."""
     if commit.decided(ctx):
         return runner.Outcome()
+    started = [str(e["step"]) for e in events if e["e"] == "start"]
+    step = started[-1] if started else ""
+    if deferral.cut_short(events):
+        return runner.Outcome("died", step, f"the host went down at step {step}")
     for event in events:
         if event["e"] == "verdict" and event["verdict"] not in ("pass", "skipped"):
             return runner.Outcome(str(event["verdict"]), str(event["step"]), str(event["reason"]))
-    started = [str(e["step"]) for e in events if e["e"] == "start"]
-    step = started[-1] if started else ""
     return runner.Outcome("died", step, f"the runner died at step {step}")
 
 
 def recover_site(site_dir: Path) -> int:
-    """`recover SITE_DIR`: every run of this venv that needs it. Prints JSON lines; 0, 3, or 5 (locked)."""
+    """`recover SITE_DIR`: every run of this venv that needs it. Prints JSON lines.
+
+    Returns 0, 3, 5 (locked), or 8 (the host goes down, the rest is done when it boots).
+    """
 
     def say(**event: object) -> None:
         try:
@@ -132,6 +139,9 @@ def recover_site(site_dir: Path) -> int:
             site_dir / "runs" / run, lock.fd, lambda t: say(e="progress", text=t)
         )
         say(e="recovered", run=run, exit=code, reason=reason)
-        worst = 3 if code == 3 else worst
+        if code in (3, deferral.EXIT):
+            worst = code if worst != 3 else worst
+        if code == deferral.EXIT:
+            break
     lock.release()
     return worst

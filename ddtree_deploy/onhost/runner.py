@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import commit, guard, layout, releases, steps
+from . import brief, commit, deferral, guard, layout, releases, steps
 from .context import Context, Interrupt, StepFailed, StepSkipped
 from .journal import Journal, read
 from .lock import FileLock
@@ -122,7 +122,10 @@ def _step(ctx: Context, spec: StepSpec) -> Outcome:
             ctx.lock.at_step(spec.name)
         if ctx.stop_event.is_set():
             raise Interrupt
-        outcome.reason = steps.load(spec.kind).do(ctx)
+        with brief.watched(ctx.check):
+            outcome.reason = steps.load(spec.kind).do(ctx)
+        if spec.kind != "unlock":  # what was decided there stands
+            ctx.check_time()
         outcome.verdict = "pass"
     except StepSkipped as skipped:
         outcome.verdict, outcome.reason = "skipped", str(skipped)
@@ -152,7 +155,10 @@ def _step(ctx: Context, spec: StepSpec) -> Outcome:
 
 
 def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
-    """Commit what passed, or put the host back; write the `end` event. Returns the exit code."""
+    """Commit what passed, or put the host back; write the `end` event. Returns the exit code.
+
+    On a host that goes down: 8, and no `end` (see `deferral`).
+    """
     with contextlib.suppress(OSError):
         (ctx.run_dir / layout.RESERVE).unlink(missing_ok=True)
     if outcome.verdict == "pass" or commit.decided(ctx):  # a decision stands, whatever came after it
@@ -163,7 +169,7 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
         except OSError as error:
             log_traceback()
             reason = f"the release is in place but could not be recorded: {one_line(error)}"
-            return _end(ctx, "fail", 3, STATE_BROKEN, "unlock", reason, recovered)
+            return _broken(ctx, Outcome("fail", "unlock"), reason, recovered)
         else:
             return _end(ctx, "pass", 0, _state_of_pass(ctx), "", _passed(ctx), recovered)
     intents = intents_by_step(read(ctx.journal.path)[0])
@@ -171,21 +177,30 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
         unguarded = _unguard(ctx, [])
         if unguarded:
             reason = f"{outcome.reason}; rollback incomplete: {unguarded[0]}"
-            return _end(ctx, outcome.verdict, 3, STATE_BROKEN, outcome.step, reason, recovered)
+            return _broken(ctx, outcome, reason, recovered)
         _clean(ctx, outcome)
         code = outcome.exit_code or EXIT[outcome.verdict]
         if code == 3:  # an earlier run's leavings, which could not be put right
             return _end(ctx, outcome.verdict, code, STATE_BROKEN, outcome.step, outcome.reason, recovered)
         reason = f"{outcome.reason}; nothing was rolled back, because nothing had been changed"
         return _end(ctx, outcome.verdict, code, STATE_UNTOUCHED, outcome.step, reason, recovered)
+    if deferral.needed(ctx):
+        return deferral.note(ctx, outcome.reason)
     failures = _unguard(ctx, undo_all(ctx, intents))
     if failures:
         reason = f"{outcome.reason}; rollback incomplete: {'; '.join(failures)}"
-        return _end(ctx, outcome.verdict, 3, STATE_BROKEN, outcome.step, reason, recovered)
+        return _broken(ctx, outcome, reason, recovered)
     _clean(ctx, outcome)
     code = outcome.exit_code or EXIT[outcome.verdict]
     reason = f"{outcome.reason}; rolled back: {', '.join(reversed(intents))}"
     return _end(ctx, outcome.verdict, code, STATE_BEFORE, outcome.step, reason, recovered)
+
+
+def _broken(ctx: Context, outcome: Outcome, reason: str, recovered: bool) -> int:
+    """Half-changed: a person is needed, unless it is only that the host goes down; then the next boot is."""
+    if deferral.needed(ctx):
+        return deferral.note(ctx, reason)
+    return _end(ctx, outcome.verdict, 3, STATE_BROKEN, outcome.step, reason, recovered)
 
 
 def _unguard(ctx: Context, failures: list[str]) -> list[str]:

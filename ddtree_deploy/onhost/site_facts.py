@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
+from . import brief
 from .facts_format import Package
 from .files import Files
 from .protocol import FileState
@@ -77,19 +78,11 @@ def probe(python: str, package: str = "sglang") -> Site:
     names = {**DISTRIBUTIONS, package: package}
     argv = [python, "-I", "-B", "-c", PROBE, json.dumps(names), MARK]
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_S,
-            cwd="/",
-            check=False,
-            **owner_of(python),
-        )
+        done = brief.call(argv, seconds=PROBE_S, cwd="/", **owner_of(python))
     except (OSError, subprocess.SubprocessError) as error:
         raise ProbeError(str(error)) from None
-    answers = [line for line in done.stdout.split(b"\n") if line.startswith(MARK.encode())]
-    errors = done.stderr.decode(errors="replace").strip().splitlines()
+    answers = [line for line in done.stdout.split("\n") if line.startswith(MARK)]
+    errors = done.stderr.strip().splitlines()
     if not answers:
         raise ProbeError(
             f"{python} ended with {done.returncode}: {errors[-1] if errors else 'it said nothing'}"

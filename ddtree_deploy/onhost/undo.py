@@ -8,7 +8,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from . import steps
+from . import brief, steps
 from .context import Context, StepFailed, UndoFailed
 from .protocol import StepSpec
 from .service import ServiceError
@@ -55,7 +55,8 @@ def _one(ctx: Context, spec: StepSpec, function: str, intents: list[dict[str, An
     try:
         action = getattr(steps.load(spec.kind), function, None)
         if action is not None:
-            action(ctx, intents)
+            with brief.watched(ctx.check):
+                action(ctx, intents)
     except (UndoFailed, StepFailed, ServiceError, OSError) as error:
         reason = one_line(error)
         log_traceback()

@@ -55,6 +55,7 @@ class Follower:
     patience: Patience = field(default_factory=Patience)
     offset: int = 0  # bytes of whole journal lines seen
     _told: bool = False  # the host has our interrupt
+    _down_until: float = 0.0  # the host said that it goes down; until then its silence is no surprise
 
     def launch(self, link: Link, boot: str, cargo: Cargo) -> dict[str, Any]:
         """The second exec: send the cargo, which starts the runner, and follow it. Returns its `end` event.
@@ -97,11 +98,8 @@ class Follower:
                 except _Ended as ended:
                     if self.offset == 0:
                         raise explain_exec(self.host, "launch", ended.rc, b"", ended.err) from None
-                    if self.offset == ended_at:
-                        raise self._no_verdict(ended) from None
-                    # Once more from here: a follower also ends when it had not heard from us.
+                    why = self._why_ended(ended, again=self.offset == ended_at)
                     ended_at = self.offset
-                    why = f"the follower on the host ended with exit status {ended.rc}"
                 except (LinkLost, TransportError) as lost:
                     why = str(lost)
                 self.emit(
@@ -112,6 +110,16 @@ class Follower:
                 self.emit({"e": "reconnected", "offset": self.offset, "text": f"from byte {self.offset}"})
         finally:
             link.close()
+
+    def _why_ended(self, ended: _Ended, *, again: bool) -> str:
+        """The reason to try once more: a follower also ends when it had not heard from us, or at a reboot."""
+        if self._down_until:
+            if time.monotonic() > self._down_until:
+                raise self._contact_lost("the host went down, and does not go on yet", "follow") from None
+            return "the host goes down"
+        if again:
+            raise self._no_verdict(ended) from None
+        return f"the follower on the host ended with exit status {ended.rc}"
 
     def _watch(self, stream: Stream) -> dict[str, Any]:
         heard = beat = time.monotonic()
@@ -137,6 +145,8 @@ class Follower:
                 elif event["e"] != "hb":
                     if "n" in event:  # of the journal; what the follower itself says has no number
                         self.offset += len(line) + 1
+                        down = event["e"] == "deferred"
+                        self._down_until = now + self.patience.reconnect_s if down else 0.0
                     self.emit(event)
                     # `lost`: the runner died; it carries what an `end` carries.
                     if event["e"] in ("end", "lost"):
@@ -158,6 +168,8 @@ class Follower:
     def _reconnect(self, why: str) -> tuple[Link, Stream]:
         limit = time.monotonic() + self.patience.reconnect_s
         pause = self.patience.first_pause_s
+        if self._down_until:  # its sshd may answer to the last; what it would tell is told already
+            self._wait(pause)
         while True:
             try:
                 link = self.connect()
@@ -171,12 +183,15 @@ class Follower:
                     raise self._contact_lost(
                         f"contact lost: {why}; then {error.message}", "follow"
                     ) from error
-            wake = time.monotonic() + pause
-            while time.monotonic() < wake:
-                if self.interrupts.count >= 2:
-                    raise self._contact_lost("interrupted while contact was lost", "interrupt")
-                time.sleep(POLL_S)
+            self._wait(pause)
             pause = min(pause * 2, self.patience.longest_pause_s)
+
+    def _wait(self, seconds: float) -> None:
+        wake = time.monotonic() + seconds
+        while time.monotonic() < wake:
+            if self.interrupts.count >= 2:
+                raise self._contact_lost("interrupted while contact was lost", "interrupt")
+            time.sleep(POLL_S)
 
     def _contact_lost(self, message: str, stage: str) -> ContactLost:
         return ContactLost(

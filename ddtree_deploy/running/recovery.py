@@ -22,7 +22,8 @@ RECOVER_S = 7200.0
 def recover_orphan(
     host: Host, link: Link, facts: Facts, run: str, emit: Callable[[dict[str, Any]], None]
 ) -> Outcome:
-    """Finish or undo the dead run `run`. Exit code 0, 3 (a person is needed) or 5 (somebody else is at it).
+    """Finish or undo the dead run `run`. Exit code 0, 3 (a person is needed), 5 (somebody else is at it)
+    or 8 (the host goes down; the rest is done when it boots).
 
     Raises ContactLost when the connection goes away before the recovery has said how it ended.
     """
@@ -44,10 +45,10 @@ def recover_orphan(
     return Outcome(
         host.name,
         "recover",
-        code if code in (0, 3, 5) else 3,
+        code if code in (0, 3, 5, 8) else 3,
         run=run,
         verdict="pass" if code == 0 else "fail",
-        state="recovered" if code == 0 else STATE_BROKEN,
+        state={0: "recovered", 8: "going down; recovered when it boots"}.get(code, STATE_BROKEN),
         reason="; ".join([*told, *said[-1:]]),
         next_command=f"ddtree-deploy status {host.name}",
     )

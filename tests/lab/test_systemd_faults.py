@@ -73,7 +73,7 @@ def test_a_cut_of_the_connection_is_survived(serving: Host, tmp_path: Path) -> N
     deployment.assert_as_before()
 
 
-def test_a_frozen_host_goes_on_when_it_thaws(serving: Host, tmp_path: Path) -> None:
+def test_case_02_a_frozen_host_is_noticed_and_goes_on_when_it_thaws(serving: Host, tmp_path: Path) -> None:
     deployment = Gated(serving, tmp_path, before="install")
     running = deployment.begin()
     with faults.frozen(serving):

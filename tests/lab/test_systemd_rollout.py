@@ -215,7 +215,7 @@ def test_a_service_in_a_container_is_named_and_refused(
     deployment.assert_as_before()
 
 
-def test_a_file_edited_by_hand_is_drift_and_nothing_is_touched(deployment: Deployment) -> None:
+def test_case_22_a_file_edited_by_hand_is_drift_and_nothing_is_touched(deployment: Deployment) -> None:
     edited = deployment.site / OVERLAID
     edited.write_text(edited.read_text() + "# by hand\n")
     deployment.before = deployment.look()

@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_hard_linked_sibling_keeps_its_bytes(venv: Path, tmp_path: Path) -> None:
+def test_case_08_a_hard_linked_sibling_keeps_its_bytes(venv: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache.py"
     cache.write_text("old")
     os.link(cache, venv / "x.py")
@@ -65,7 +65,7 @@ class NoLinks(Disk):
         raise OSError(18, "Invalid cross-device link", path)
 
 
-def test_across_file_systems_mode_owner_times_and_xattrs_are_kept(venv: Path, tmp_path: Path) -> None:
+def test_case_09_across_file_systems_mode_owner_times_and_xattrs_are_kept(venv: Path, tmp_path: Path) -> None:
     path = venv / "x.py"
     path.write_text("old")
     path.chmod(0o640)
@@ -84,7 +84,7 @@ def test_across_file_systems_mode_owner_times_and_xattrs_are_kept(venv: Path, tm
     assert path.stat().st_mtime_ns == 1_600_000_001_123_456_789
 
 
-def test_a_symlink_is_replaced_and_comes_back(venv: Path, tmp_path: Path) -> None:
+def test_case_07_a_symlink_is_replaced_and_comes_back(venv: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.py"
     target.write_text("theirs")
     path = venv / "x.py"
@@ -100,7 +100,7 @@ def test_a_symlink_is_replaced_and_comes_back(venv: Path, tmp_path: Path) -> Non
     assert tree.digest(str(venv)) == before
 
 
-def test_a_symlink_to_equal_content_is_not_the_file(venv: Path, tmp_path: Path) -> None:
+def test_case_07_a_symlink_to_equal_content_is_not_the_file(venv: Path, tmp_path: Path) -> None:
     (tmp_path / "e.py").write_text("same")
     (venv / "x.py").symlink_to(tmp_path / "e.py")
     assert files(venv).identity(str(venv / "x.py")) != sha256(b"same")
@@ -206,7 +206,7 @@ def imported(venv: Path) -> str:
     ).stdout.strip()
 
 
-def test_with_equal_size_and_mtime_the_imported_code_is_always_the_files(venv: Path, tmp_path: Path) -> None:
+def test_case_10_with_equal_size_and_mtime_the_imported_code_is_the_files(venv: Path, tmp_path: Path) -> None:
     path = venv / "x.py"
     path.write_text("V = 1\n")
     future = 4_000_000_000  # also a clock that is behind the file

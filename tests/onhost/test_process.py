@@ -31,7 +31,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_ten_mebibytes_on_both_streams_at_once(ctx: Context) -> None:
+def test_case_01_ten_mebibytes_on_both_streams_at_once(ctx: Context) -> None:
     code = (
         "import sys, threading\n"
         "def f(s):\n for i in range(10240): s.write('x' * 1023 + '\\n')\n"

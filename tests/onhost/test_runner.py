@@ -53,7 +53,7 @@ def assert_as_before(host: Host, before: str, run: str) -> None:
 # ---- gates ----------------------------------------------------------------------------------------------
 
 
-def test_a_syntax_error_stops_at_compile_with_file_and_line(host: Host) -> None:
+def test_case_11_a_syntax_error_stops_at_compile_and_nothing_is_rolled_back(host: Host) -> None:
     before = host.digest()
     session = host.rollout(host.payload(worker="NAME = 'tree'\ndef broken(:\n    pass\n"))
     assert session.process.returncode == 1
@@ -115,7 +115,7 @@ def test_another_process_of_the_venv_is_named(host: Host) -> None:
         process.communicate()
 
 
-def test_a_gate_after_the_install_undoes_everything(host: Host) -> None:
+def test_case_12_a_gate_after_the_install_undoes_everything_and_says_so(host: Host) -> None:
     before = host.digest()
     mark = host.root / "mark"
     steps = host.steps(

@@ -30,7 +30,7 @@ def python(link: ssh.Link, code: str) -> str:
     return link.command(sys.executable, "-I", "-c", code)
 
 
-def test_ten_mebibytes_on_both_streams_at_once_arrive(link: ssh.Link) -> None:
+def test_case_01_ten_mebibytes_on_both_streams_at_once_arrive(link: ssh.Link) -> None:
     code = "import sys; [f.buffer.write(b'x' * 65536) for _ in range(160) for f in (sys.stderr, sys.stdout)]"
     done = link.run(python(link, code), timeout=300)
     assert (done.rc, len(done.out), len(done.err)) == (0, 10 * MIB, 10 * MIB)

@@ -65,7 +65,9 @@ def test_an_unknown_host_is_refused_with_fingerprint_and_the_command_to_accept(
     assert caught.value.exit_code == 4 and "nothing was touched" in text
 
 
-def test_a_changed_host_key_is_refused_and_both_fingerprints_are_shown(host: Host, tmp_path: Path) -> None:
+def test_case_04_a_changed_host_key_is_refused_and_both_fingerprints_are_shown(
+    host: Host, tmp_path: Path
+) -> None:
     other = new_key(tmp_path / "other")
     line = other.with_name("other.pub").read_text()
     with pytest.raises(HostKeyError) as caught:

@@ -188,7 +188,7 @@ def test_a_closed_port(box: Box) -> None:
     fails(box, 4, "connection refused", "rollout", "gone", "--yes")
 
 
-def test_a_wrong_host_key_and_the_command_that_accepts_it(box: Box) -> None:
+def test_case_04_a_wrong_host_key_and_the_command_that_accepts_it(box: Box) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(box.root / "k")], check=True)
     known = box.root / "known_hosts"
     known.write_text(f"[{box.server.address}]:{box.server.port} {(box.root / 'k.pub').read_text()}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import brief
 from ..context import Context
 from ..facts_format import ServiceFacts
 from ..http import Endpoint, HttpError, generate
@@ -205,7 +206,9 @@ class ServiceControl(ABC):
     def generates(self, seconds: float = PROBE_S) -> bool:
         """It answers a prompt of ours with tokens."""
         try:
-            made = generate(self.endpoint, "ddtree-deploy asks: is anybody there?", 4, seconds=seconds)
+            made = brief.in_thread(
+                lambda: generate(self.endpoint, "ddtree-deploy asks: is anybody there?", 4, seconds=seconds)
+            )
         except HttpError:
             return False
         return bool(made.tokens)

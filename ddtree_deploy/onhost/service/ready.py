@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .. import brief
 from ..context import Context, StepFailed
 from ..http import Endpoint, HttpError, generate
 from . import proc
@@ -154,12 +155,8 @@ class GpuMemory:
 
 def _nvidia_smi() -> int:
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
+        done = brief.call(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], seconds=20.0
         )
         return sum(int(line) for line in done.stdout.split() if line.isdigit())
     except (OSError, subprocess.TimeoutExpired):

@@ -7,6 +7,7 @@ limits.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import brief
 from . import proc
 
 MARK = "DDTREE_SERVICE"
@@ -156,10 +158,9 @@ def session(launch_file: Path, mark: str) -> subprocess.Popen[bytes]:
 
 def transient(launch_file: Path, mark: str, unit: str) -> None:
     """Start the launch in a transient unit: it survives our own unit and the SSH session. Raises OSError."""
-    subprocess.run(
-        ["systemctl", "reset-failed", unit], capture_output=True, timeout=30, check=False, env=_clean()
-    )
-    done = subprocess.run(
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        brief.call(["systemctl", "reset-failed", unit], seconds=30.0, env=_clean())
+    done = brief.call(
         [
             "systemd-run",
             f"--unit={unit}",
@@ -178,10 +179,7 @@ def transient(launch_file: Path, mark: str, unit: str) -> None:
             _SHIM,  # it holds neither % nor $, which some versions would expand
             str(launch_file),
         ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        seconds=60.0,
         env=_clean(),
     )
     if done.returncode:

@@ -1,9 +1,11 @@
-"""The few systemctl calls that we need, each with a deadline."""
+"""The few systemctl calls that we need, each with a deadline, and ended with the step that needs it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+
+from .. import brief
 
 
 class SystemctlError(Exception):
@@ -14,16 +16,7 @@ def run(*args: str, seconds: float = 60.0) -> str:
     """stdout of `systemctl ARGS`. Raises SystemctlError."""
     env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SYSTEMD_PAGER": ""}
     try:
-        done = subprocess.run(
-            ["systemctl", "--no-pager", *args],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-            env=env,
-        )
+        done = brief.call(["systemctl", "--no-pager", *args], seconds=seconds, env=env)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise SystemctlError(f"systemctl {args[0]}: {e}") from e
     if done.returncode:
@@ -31,6 +24,15 @@ def run(*args: str, seconds: float = 60.0) -> str:
             f"systemctl {' '.join(args)}: {done.stderr.strip() or f'status {done.returncode}'}"
         )
     return done.stdout
+
+
+def stopping() -> bool:
+    """Whether the system is going down: jobs that would start something are refused from then on."""
+    try:
+        done = brief.call(["systemctl", "is-system-running"], seconds=30.0)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == "stopping"
 
 
 def show(unit: str, names: list[str]) -> dict[str, str]:

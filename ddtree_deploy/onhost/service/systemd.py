@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .. import brief
 from ..context import Context, StepFailed
 from ..facts_format import ServiceFacts
 from ..protocol import Service
@@ -224,10 +225,9 @@ class SystemdControl(Unit):
         since = [f"--since={self._started_at}"] if self._started_at else []
         argv = ["journalctl", "--no-pager", "-q", "-u", self.unit, *since, *options]
         try:
-            done = subprocess.run(argv, capture_output=True, timeout=30, check=False)
+            return brief.call(argv, seconds=30.0).stdout
         except (OSError, subprocess.TimeoutExpired):
             return ""
-        return done.stdout.decode(errors="replace")
 
     # ---- changing -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import recover
+from .. import deferral, recover
 from ..context import Context, StepFailed
 from ..layout import write_json
 from ..lock import Held, SiteLock
@@ -26,8 +26,8 @@ def do(ctx: Context) -> str:
         ctx.progress(f"run {run} ended without a verdict: recovering it first")
         ctx.deadline = time.monotonic() + recover.LIMIT_S
         code, reason = recover.by_its_own_runner(ctx.state_dir / "runs" / run, lock.fd, _show(ctx))
-        if code == 3:
-            raise StepFailed(f"run {run} could not be recovered: {reason}", exit_code=3)
+        if code in (3, deferral.EXIT):
+            raise StepFailed(f"run {run} could not be recovered: {reason}", exit_code=code)
         recovered.append(f"recovered run {run}: {reason}")
     ctx.journal.write("locked", sync=True, step=ctx.step.name)
     return "; ".join(["ours", *recovered])

@@ -9,6 +9,7 @@ from ..context import Context, StepFailed
 def do(ctx: Context) -> str:
     if serving.result_of(ctx, "start"):  # a service that died since the last gate must not become the release
         serving.require_serving(ctx, serving.control_of(ctx))
+    ctx.check()
     try:
         commit.forward(ctx)
     except commit.NotCommitted as error:

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.lab.hosts import Lab
@@ -30,6 +31,7 @@ def main() -> int:
         print("\n".join(map(str, sorted(chosen, key=str))))
         print(table.left_out())
         return 0
+    begun = time.monotonic()
     commands.prepare()
     print(f"seed {options.seed}, {len(chosen)} cells, {options.hosts} hosts", flush=True)
     with Lab(_folder()) as lab, tempfile.TemporaryDirectory(prefix="matrix-") as users:
@@ -46,11 +48,13 @@ def main() -> int:
         )
     print(table.render(trials))
     print(table.left_out())
-    survived = sum(t.survived for t in trials)
+    counted = [t for t in trials if t.struck]
+    survived = sum(t.survived for t in counted)
     if len(trials) < len(chosen):
         print(f"NOT RUN: {len(chosen) - len(trials)} of {len(chosen)} cells")
-    print(f"faults survived: {survived}/{len(trials)}  (seed {options.seed})")
-    return 0 if survived == len(chosen) else 1
+    print(f"seed {options.seed}, {(time.monotonic() - begun) / 60:.1f} minutes")
+    print(f"faults survived: {survived}/{len(counted)}")
+    return 0 if len(trials) == len(chosen) and all(t.survived for t in trials) else 1
 
 
 def _options() -> argparse.Namespace:
@@ -72,6 +76,7 @@ def _options() -> argparse.Namespace:
 
 def _folder() -> Path:
     folder = Path(os.environ.get("DDTREE_LAB_DIR") or tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
     return Path("/dev/shm") if filesystem(folder) == "overlay" else folder
 
 

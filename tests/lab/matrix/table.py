@@ -25,9 +25,15 @@ def render(trials: list[Trial]) -> str:
                 marks = [_mark(Cell(action, step, moment, fault), by_cell) for fault in FAULTS]
                 if any(m not in ("-", "") for m in marks):
                     lines.append(f"{action:9}{step:11}{moment:8}" + " ".join(f"{m:5}" for m in marks))
-    doubles = [t for t in trials if t.cell.second]
+    doubles = [t for t in trials if t.cell.second and t.struck]
     if doubles:
         lines += ["", f"two faults: {sum(t.survived for t in doubles)}/{len(doubles)} survived"]
+    missed = [t for t in trials if not t.struck]
+    if missed:
+        lines.append(
+            f"two faults, of which the second found nothing to strike: {len(missed)}, not counted; "
+            f"the first was survived by {sum(t.survived for t in missed)}"
+        )
     failures = [t for t in trials if not t.survived]
     if failures:
         lines += ["", "not survived:"]

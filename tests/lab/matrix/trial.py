@@ -12,7 +12,7 @@ from tests.lab.hosts import LabError
 from tests.lab.matrix.cells import Cell
 from tests.lab.matrix.instant import Instant, Tail, await_instant
 from tests.lab.matrix.looks import Look, classify, untidy
-from tests.lab.matrix.strike import Fault
+from tests.lab.matrix.strike import TIME_OUT_S, Fault
 from tests.lab.matrix.target import Target
 
 MOST_COMMANDS = 5
@@ -43,6 +43,7 @@ class Trial:
     ended: str = ""  # and after the last one
     commands: list[str] = field(default_factory=list)  # what was typed, with its exit code
     note: str = ""
+    struck: bool = True  # False: the second of two faults found nothing (any more) to strike
     host: str = ""
     seconds: float = 0.0
     lab_failed: bool = False
@@ -85,6 +86,8 @@ def _attempt(target: Target, cell: Cell, rng: random.Random, trial: Trial, origi
         target.host.wait_ready()
     ended = _end(running, trial)
     target.settle()
+    if tail is not None and cell.fault == "time-out":
+        trial.problems += _overrun(tail, cell.step)
     seen = target.look()
     trial.found = classify(seen, target.known.states)
     trial.problems += _claims(ended, trial.found, origin)
@@ -93,7 +96,7 @@ def _attempt(target: Target, cell: Cell, rng: random.Random, trial: Trial, origi
     for fault in filter(None, (first, second)):
         trial.note = "; ".join(filter(None, [trial.note, fault.note]))
         fault.mend()
-    _mend(target, cell, rng, ended, trial)
+    _mend(target, tail, rng, ended, trial)
     target.settle()
     seen = target.look()
     trial.ended = classify(seen, target.known.states)
@@ -137,7 +140,7 @@ def _strike_second(  # noqa: PLR0917
         fault.strike(running, tail)
         return running
     if any(e["e"] == "end" for e in tail.events):
-        trial.note = "the first fault was over before the second"
+        trial.struck, trial.note = False, "the first fault was over before the second"
         return running
     done = _end(running, trial)
     target.host.wait_ready()
@@ -146,7 +149,7 @@ def _strike_second(  # noqa: PLR0917
     if await_instant(at, target.host, tail, lambda: running.process.poll() is not None):
         fault.strike(running, tail)
     else:
-        trial.note = "nothing was undone for the second fault to strike"
+        trial.struck, trial.note = False, "nothing was undone for the second fault to strike"
     return running
 
 
@@ -171,12 +174,39 @@ def _half(seen: Look, target: Target) -> list[str]:
     return [f"as booted: half a change is served ({seen.algorithm})"]
 
 
-def _mend(target: Target, cell: Cell, rng: random.Random, ended: Result, trial: Trial) -> None:
+def _overrun(tail: Tail, step: str) -> list[str]:
+    """A step that passed long after its time was over. (`unlock` may: what it has decided stands.)"""
+    tail.more()
+    late = [
+        float(e["seconds"])
+        for e in tail.events
+        if e["e"] == "verdict" and e.get("step") == step and e["verdict"] == "pass"
+    ]
+    if step == "unlock" or not late or late[0] <= TIME_OUT_S + 0.2:
+        return []
+    return [f"{step} passed after {late[0]:.1f} s, its time-out is {TIME_OUT_S} s"]
+
+
+def _told(tail: Tail | None, done: Result) -> list[str]:
+    """`attach` tells the verdict of a run that has begun, whoever started it and whenever it ended."""
+    if tail is None or done.argv[1] != "attach":
+        return []
+    tail.more()
+    if not any(e["e"] == "locked" for e in tail.events):
+        return []
+    ends = [int(e["exit"]) for e in tail.events if e["e"] == "end"]
+    if done.code == 2 or (ends and done.code not in (ends[-1], 3)):
+        return [f"attach ended with {done.code}, the run with {ends}"]
+    return []
+
+
+def _mend(target: Target, tail: Tail | None, rng: random.Random, ended: Result, trial: Trial) -> None:
     """Type what the tool says comes next, until it says `status` and that finds nothing to do."""
     done = ended
     while len(trial.commands) < MOST_COMMANDS:
         command = _following(done, target, rng)
         done = _end(target.start(command), trial)
+        trial.problems += _told(tail, done)
         if command != "status":
             continue
         (status,) = [e for e in done.events if e["e"] in ("status", "error")]
