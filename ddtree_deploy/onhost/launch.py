@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from . import archive, detach, layout, steps
+from . import archive, codecache, detach, layout, steps
 from .follow import follow
 from .protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
 
@@ -33,6 +33,7 @@ def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
     except OSError as error:
         return _refuse(run_dir, 1, f"cannot write {run_dir}: {error.strerror or error}")
     detach.start(run_dir)
+    codecache.store()
     return follow(run_dir, 0)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import io
 import json
 import zipfile
@@ -18,12 +19,21 @@ from ddtree_deploy.onhost.protocol import FactsRequest, to_dict
 SOURCE = Path(__file__).parents[1] / "onhost"
 # Zip files cannot say "no time"; the same sources must give the same bytes.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_MAIN = b"import sys\n\nfrom onhost.main import main\n\nsys.exit(main(sys.argv[1:]))\n"
+_MAIN = """\
+import sys
+
+from onhost import codecache
+
+codecache.use({digest!r})
+from onhost.main import main
+
+sys.exit(main(sys.argv[1:]))
+"""
 
 # Modules come from memory, so that asking for facts leaves no file on the host, in /tmp neither.
 _FACTS = """\
 import base64, importlib.abc, importlib.util, json, sys, zlib
-_SOURCES = json.loads(zlib.decompress(base64.b64decode({sources!r})))
+_SOURCES = json.loads(zlib.decompress(base64.b85decode({sources!r})))
 class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(self, name, path=None, target=None):
         if name in _SOURCES:
@@ -34,6 +44,10 @@ class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return _SOURCES[name][0]
 sys.meta_path.insert(0, _Memory())
 sys.dont_write_bytecode = True
+from onhost import codecache, layout
+_CODES = codecache.load(codecache.path_in(layout.state_dir({state_dir!r}), {digest!r}))
+if _CODES:
+    sys.meta_path.insert(0, codecache.Finder(_CODES, ""))
 from onhost.facts import main
 sys.exit(main({request!r}))
 """
@@ -45,11 +59,21 @@ def sources() -> dict[str, bytes]:
     return {f"onhost/{path.relative_to(SOURCE).as_posix()}": path.read_bytes() for path in files}
 
 
+def digest(files: dict[str, bytes]) -> str:
+    """Of sources: the name of their compiled form on hosts."""
+    value = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        value.update(b"%d %s %d " % (len(name), name.encode(), len(data)) + data)
+    return value.hexdigest()[:32]
+
+
 def runner() -> bytes:
     """The runner: a zip that Python executes. Equal sources give equal bytes."""
     out = io.BytesIO()
+    files = sources()
+    main = _MAIN.format(digest=digest(files)).encode()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, data in {**sources(), "__main__.py": _MAIN}.items():
+        for name, data in {**files, "__main__.py": main}.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
@@ -59,9 +83,13 @@ def runner() -> bytes:
 
 def facts_script(request: FactsRequest) -> bytes:
     """The program for `PYTHON -I -S -`: the modules that facts need, compressed, and the request."""
-    needed = _closure("onhost.facts", _modules())
-    packed = base64.b64encode(zlib.compress(json.dumps(needed).encode(), 9)).decode()
-    return _FACTS.format(sources=packed, request=json.dumps(to_dict(request))).encode()
+    needed = _closure("onhost.facts", _modules()) | _closure("onhost.codecache", _modules())
+    packed = base64.b85encode(zlib.compress(json.dumps(needed).encode(), 9)).decode()
+    words = json.dumps(to_dict(request))
+    script = _FACTS.format(
+        sources=packed, request=words, state_dir=request.state_dir, digest=digest(sources())
+    )
+    return script.encode()
 
 
 def _modules() -> dict[str, tuple[bool, str]]:
