@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
 from . import archive, codecache, detach, layout, steps
+from .files import Files
 from .follow import follow
 from .protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
 
@@ -77,11 +79,34 @@ def accept(run_dir: Path) -> Plan:
     for spec in plan.steps:
         if spec.kind not in steps.KINDS:
             problem = problem or f"step {spec.name}: unknown kind of step {spec.kind!r}"
+    problem = problem or hostile(plan)
     if problem:
         raise ProtocolError(problem)
     if plan.payload_digest and archive.digest(run_dir / layout.PAYLOAD) != plan.payload_digest:
         raise archive.BadArchive("the payload that arrived is not the one that was planned (digest)")
     return plan
+
+
+def hostile(plan: Plan) -> str:
+    """What in the paths of a plan no plan of ours has; empty for a good one. No controller is trusted."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", plan.run) or plan.run.startswith("."):
+        return f"{plan.run!r} is no name of a run"
+    files = Files([r for r in (plan.site, plan.package_dir) if r], layout.site_key(plan.site))
+    for target in plan.targets:
+        try:
+            kind = files.look(files.confine(target.path)).kind
+        except OSError as error:
+            return f"{target.path!r} {error.strerror}"
+        except ValueError as error:  # a NUL in a name
+            return f"{target.path!r}: {error}"
+        if kind == "other":
+            return f"{target.path!r} is a device, a pipe or a socket"
+        if target.mode & ~0o777:
+            return f"{target.path!r} would get the mode {target.mode:o}"
+        name = target.source.partition(":")[2]
+        if name.startswith("/") or "\0" in name or ".." in name.split("/"):
+            return f"{target.source!r} leaves the payload's root"
+    return ""
 
 
 def _refuse(run_dir: Path, code: int, reason: str) -> int:
