@@ -10,6 +10,8 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     tree_numba       the same search compiled, for whole batches
     kernels          the same search, its compilation and the walk as Triton kernels
     draft_topk       logits to ranked log-probs
+    vocab_shards     the same over tensor-parallel ranks: they exchange candidates, not rows
+    budget_schedule  the tree's size by the number of requests
     ddtree_info      what travels with a batch: draft input and verify input
     tree_batch       the trees of a batch, padded; chooses the builder
     ddtree_mask      the tree mask in the layout of the attention backend
@@ -17,6 +19,8 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     ddtree_verify    the walk, and the one commit after it
     ddtree_draft     the worker's draft side: loads the draft, runs its block
     ddtree_worker    draft -> tree -> verify -> commit
+    metrics          a line per tree and its invariants
+    prometheus       what goes to /metrics
     server_args      flags and their validation
     server_checks    what a DDTREE server refuses at start
     request_checks   what a DDTREE server refuses per request

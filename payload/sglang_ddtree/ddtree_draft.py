@@ -13,7 +13,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _resolve_dflash_embedding_module
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
@@ -23,18 +23,21 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang_ddtree.ddtree_info import DDTreeDraftInput
 from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
 from sglang_ddtree.server_args import DDTreeConfig, ddtree_config
+from sglang_ddtree.vocab_shards import shard_topk, vocab_shard
 
 
 class Window(NamedTuple):
-    """The KV slots of one step, ``N`` per request, from the committed length on.
+    """The KV slots of one step, from the committed length of each request on.
 
     Attributes:
-        slots: ``[bs, N]`` int64 slots.
-        target: the plan of the verify forward, over all ``N``.
-        draft: the plan of the draft block and of the committed draft KV, over the first ``B``.
+        target_slots: ``[bs, N]`` int64 slots of the verify forward.
+        draft_slots: ``[bs, B]`` int64 slots of the draft block; they begin as the target's do.
+        target: the plan of the verify forward.
+        draft: the plan of the draft block and of the committed draft KV.
     """
 
-    slots: torch.Tensor
+    target_slots: torch.Tensor
+    draft_slots: torch.Tensor
     target: KVLocPlan
     draft: KVLocPlan
 
@@ -45,7 +48,7 @@ class DDTreeDraftWorker(DFlashWorkerV2):
     Attributes:
         ddtree: the flags in effect.
         block_size: ``B``, tokens of a draft block, the bonus token first.
-        num_nodes: ``N = budget + 1``, tokens of a verify window.
+        max_nodes: tokens of the widest verify window; a step's ``N = budget + 1`` is at most that.
     """
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker):
@@ -53,9 +56,9 @@ class DDTreeDraftWorker(DFlashWorkerV2):
         with self._draft_widths():
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._check_models()
-        self.num_nodes = self.ddtree.budget + 1
+        self.max_nodes = self.ddtree.budget + 1
         # What the scheduler reads: the stride of next_token_ids and the KV reserve.
-        self.speculative_num_draft_tokens = self.num_nodes
+        self.speculative_num_draft_tokens = self.max_nodes
 
     @contextmanager
     def _draft_widths(self) -> Iterator[None]:
@@ -78,6 +81,7 @@ class DDTreeDraftWorker(DFlashWorkerV2):
         weight = getattr(head, "weight", None)
         if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
             raise ValueError("DDTREE needs the target's lm_head as a dense, unquantized weight")
+        self._vocab_shard = vocab_shard(head, get_parallel().tp_group)
 
     def init_attention_backends(self) -> None:
         with self._draft_widths():
@@ -100,17 +104,18 @@ class DDTreeDraftWorker(DFlashWorkerV2):
             hidden_states=base.hidden_states,
         )
 
-    def _plan_window(self, batch: ScheduleBatch) -> Window:
-        nodes, block = self.num_nodes, self.block_size
+    def _plan_window(self, batch: ScheduleBatch, nodes: int) -> Window:
+        block = self.block_size
+        width = max(nodes, block)  # never more than the reserve: a block is cut to the widest window
         slots = assign_extend_cache_locs_func(
             req_pool_indices=batch.req_pool_indices,
             req_to_token=self.model_runner.req_to_token_pool.req_to_token,
             start_offset=batch.seq_lens,
-            end_offset=batch.seq_lens + nodes,
+            end_offset=batch.seq_lens + width,
             batch_size=len(batch.seq_lens),
-            draft_token_num=nodes,
+            draft_token_num=width,
             device=self.device,
-        ).view(-1, nodes)
+        ).view(-1, width)
 
         def plan(width: int) -> KVLocPlan:
             return self.target_worker.model_runner.kv_index_translator.plan(
@@ -121,12 +126,17 @@ class DDTreeDraftWorker(DFlashWorkerV2):
                 read_extent=width,
             )
 
-        return Window(slots=slots, target=plan(nodes), draft=plan(block))
+        return Window(
+            target_slots=slots[:, :nodes],
+            draft_slots=slots[:, :block],
+            target=plan(nodes),
+            draft=plan(block),
+        )
 
     def _draft(
-        self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, window: Window
+        self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, window: Window, topk: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the draft block. Returns log-probs float32 and ids int64, both ``[bs, B - 1, k]``."""
+        """Run the draft block. Returns log-probs float32 and ids int64, both ``[bs, B - 1, topk]``."""
         bs, block = len(batch.seq_lens), self.block_size
         target_model = self.target_worker.model_runner.model
         block_ids = torch.full((bs, block), int(self._mask_token_id), dtype=torch.long, device=self.device)
@@ -146,7 +156,7 @@ class DDTreeDraftWorker(DFlashWorkerV2):
             input_ids=block_ids.flatten(),
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
-            out_cache_loc=window.slots[:, :block].reshape(-1),
+            out_cache_loc=window.draft_slots.reshape(-1),
             seq_lens_sum=int(seq_lens_cpu.sum()),
             seq_lens_cpu=seq_lens_cpu,
             positions=(batch.seq_lens.unsqueeze(1) + self._block_pos_offsets).reshape(-1),
@@ -162,11 +172,14 @@ class DDTreeDraftWorker(DFlashWorkerV2):
         if hidden is None:
             raise RuntimeError("the DFlash draft returned no hidden states")
         hidden = hidden.view(bs, block, -1)[:, 1:].reshape(bs * (block - 1), -1)
-        logps, ids = self._rank_draft_tokens(hidden)
+        logps, ids = self._rank_draft_tokens(hidden, topk)
         return logps.view(bs, block - 1, -1), ids.view(bs, block - 1, -1)
 
-    def _rank_draft_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Top-k log-probs and ids, both ``[R, k]``, of draft hidden ``[R, H]`` under the target's head."""
+    def _rank_draft_tokens(self, hidden: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Top-k log-probs and ids, both ``[R, k]``, of draft hidden ``[R, H]`` under the target's head.
+
+        With tensor parallelism, each rank ranks its own part of the vocabulary.
+        """
         weight = unwrap_lora_layer(self.target_worker.model_runner.model.lm_head).weight
         logits = torch.matmul(hidden.to(weight.dtype), weight.T).float()
         processor = self._target_logits_processor
@@ -175,5 +188,8 @@ class DDTreeDraftWorker(DFlashWorkerV2):
             logits = logits * scale
         if cap := getattr(processor, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
-        logps = draft_log_probs(logits, int(self.model_runner.model_config.vocab_size))
-        return stable_topk(logps, min(self.ddtree.topk_cap, self.ddtree.budget, logps.shape[-1]))
+        vocab_size = int(self.model_runner.model_config.vocab_size)
+        k = min(topk, vocab_size)
+        if self._vocab_shard is not None:
+            return shard_topk(logits, self._vocab_shard, k)
+        return stable_topk(draft_log_probs(logits, vocab_size), k)

@@ -27,6 +27,7 @@ class AcceptedPaths:
         commit_lens: ``[bs]`` int32, tokens to commit: accepted drafts and the bonus.
         tokens: ``[bs, P]`` int64, accepted drafts then the bonus, 0 past them.
         bonus_tokens: ``[bs]`` int64.
+        following_tokens: ``[bs * N]`` int32, at an accepted node the token that follows it, else 0.
     """
 
     accept_index: torch.Tensor
@@ -34,6 +35,7 @@ class AcceptedPaths:
     commit_lens: torch.Tensor
     tokens: torch.Tensor
     bonus_tokens: torch.Tensor
+    following_tokens: torch.Tensor
 
 
 def walk_tree(verify_input: DDTreeVerifyInput, choices: torch.Tensor, max_nodes: int) -> AcceptedPaths:
@@ -72,6 +74,7 @@ def walk_tree(verify_input: DDTreeVerifyInput, choices: torch.Tensor, max_nodes:
         commit_lens=num_correct_drafts + 1,
         tokens=tokens,
         bonus_tokens=bonus_tokens,
+        following_tokens=predict,
     )
 
 

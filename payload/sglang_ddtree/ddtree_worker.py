@@ -1,7 +1,8 @@
 """The DDTREE worker: draft a block, grow a tree from it, verify the tree in one target forward, commit.
 
 Prefill, KV pools, draft construction and the draft KV are DFLASH's; a decode step is this module's.  One
-step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1``:
+step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1`` (the budget may depend on
+``bs``: ``budget_schedule``):
 
     draft     B tokens (bonus + masks) -> log-probs and ids of the best k tokens at B - 1 positions
     tree      best-first, on the host  -> N nodes, padded
@@ -13,10 +14,14 @@ step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1``:
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -24,16 +29,19 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree import hooks
+from sglang_ddtree.budget_schedule import tree_shape, tree_shapes
 from sglang_ddtree.ddtree_draft import DDTreeDraftWorker, Window
 from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
 from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_verify import AcceptedPaths, commit_accepted_paths, walk_tree
-from sglang_ddtree.metrics import log_verified_trees
+from sglang_ddtree.metrics import Stopwatch, TreeMetrics
 from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
 from sglang_ddtree.versions import check_sglang_version
+from sglang_ddtree.vocab_shards import shard_argmax
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +59,14 @@ class DDTreeWorker(DDTreeDraftWorker):
         check_sglang_version()
         hooks.assert_in_place()
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self._mask_workspace = MaskWorkspace()
+        self._mask_workspaces: defaultdict[int, MaskWorkspace] = defaultdict(MaskWorkspace)  # by width
         self._compile_builder()
         self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
+        self.metrics = TreeMetrics.of_server(self.ddtree, self.device)
         logger.info(
-            "DDTREE: budget=%d topk_cap=%d draft block=%d",
+            "DDTREE: budget=%d%s topk_cap=%d draft block=%d",
             self.ddtree.budget,
+            "" if self.ddtree.budget_schedule is None else f" schedule={list(self.ddtree.budget_schedule)}",
             self.ddtree.topk_cap,
             self.block_size,
         )
@@ -64,6 +74,11 @@ class DDTreeWorker(DDTreeDraftWorker):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         self._mask_layout = tree_mask_layout(self.model_runner.attn_backend)
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        super().alloc_memory_pool(*args, **kwargs)
+        if self._is_hybrid:
+            _log_state_memory(self.model_runner.req_to_token_pool, self.max_nodes)
 
     def _validate_phase1_sampling_support(self, batch: ScheduleBatch) -> None:
         """DFLASH warns here of a greedy fallback; DDTREE samples on every device."""
@@ -81,8 +96,8 @@ class DDTreeWorker(DDTreeDraftWorker):
     ) -> GenerationBatchResult:
         """One step of ``batch``: DFLASH's prefill, or a DDTREE decode step.
 
-        Returns, for a decode step, ``next_token_ids`` as ``[bs * N]`` with each request's accepted tokens and
-        bonus at the front of its row, and ``accept_lens`` ``[bs]`` counting them.
+        Returns, for a decode step, ``next_token_ids`` as ``[bs * max_nodes]`` with each request's accepted
+        tokens and bonus at the front of its row, and ``accept_lens`` ``[bs]`` counting them.
         """
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             return super().forward_batch_generation(
@@ -95,31 +110,51 @@ class DDTreeWorker(DDTreeDraftWorker):
             raise RuntimeError(f"DDTREE expected its own draft state, got {type(batch.spec_info).__name__}")
 
         bonus_tokens = batch.spec_info.bonus_tokens
-        window = self._plan_window(batch)
-        topk_logps, topk_ids = self._draft(batch, bonus_tokens, window)
-        trees = self._grow_trees(topk_ids, topk_logps)
+        shape = tree_shape(len(batch.seq_lens), **self._shape_options())
+        window = self._plan_window(batch, shape.budget + 1)
+        topk_logps, topk_ids = self._draft(batch, bonus_tokens, window, shape.topk)
+        with Stopwatch() as building:
+            trees = self._grow_trees(topk_ids, topk_logps, shape.budget)
         verify_input = self._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
-        logits_output = self._verify(batch, verify_input, window)
-        logits = self._adjusted_logits(batch, logits_output.next_token_logits)
-        if batch.sampling_info is None or batch.sampling_info.is_all_greedy:
+        with self._logits_left_in_shards(_only_the_best_counts(batch)), self.metrics.on_device() as verifying:
+            logits_output = self._verify(batch, verify_input, window)
+        logits = self._adjusted_logits(batch, verify_input, logits_output.next_token_logits)
+        if _is_all_greedy(batch):
             choices, paths = self._greedy_tree_paths(verify_input, logits)
         else:
-            choices, paths = self._sample_tree_paths(verify_input, logits, batch.sampling_info)
-        if self.ddtree.debug_metrics:
-            log_verified_trees(trees.trees(), self.ddtree.budget, choices, paths, batch.reqs)
+            # The sampler overwrites what it draws from.
+            kept = logits.clone() if batch.return_logprob else logits
+            choices, paths = self._sample_tree_paths(verify_input, kept, batch.sampling_info)
+        if batch.return_logprob:
+            compute_spec_logprobs(
+                batch, logits_output, paths.following_tokens, accept_index=paths.accept_index
+            )
+        if self.metrics.enabled:
+            self.metrics.record(
+                trees, choices, paths, batch.reqs, budget=shape.budget, building=building, verifying=verifying
+            )
         return self._commit(batch, paths, logits_output, window, on_publish)
 
-    def _compile_builder(self) -> None:
-        """Build one tree of the shape to be served, so that no request waits for the compiler."""
-        width = min(self.ddtree.topk_cap, self.ddtree.budget)
-        logps = -torch.arange(1, width + 1, dtype=torch.float32).expand(1, self.block_size - 1, width)
-        ids = torch.arange(width).expand(1, self.block_size - 1, width)
-        self._grow_trees(ids.contiguous(), logps.contiguous())
+    def _shape_options(self) -> dict[str, Any]:
+        config = self.ddtree
+        return {
+            "budget": config.budget,
+            "topk": config.topk_cap,
+            "schedule": config.budget_schedule,
+            "block_size": self.block_size,
+        }
 
-    def _grow_trees(self, topk_ids: torch.Tensor, topk_logps: torch.Tensor) -> DDTreeBatch:
+    def _compile_builder(self) -> None:
+        """Build one tree of each shape to be served, so that no request waits for the compiler."""
+        for shape in tree_shapes(**self._shape_options()):
+            logps = -torch.arange(1, shape.topk + 1, dtype=torch.float32).expand(1, self.block_size - 1, -1)
+            ids = torch.arange(shape.topk).expand(1, self.block_size - 1, -1)
+            self._grow_trees(ids.contiguous(), logps.contiguous(), shape.budget)
+
+    def _grow_trees(self, topk_ids: torch.Tensor, topk_logps: torch.Tensor, budget: int) -> DDTreeBatch:
         """One tree per request, on the host; the masks are valid until the next call."""
         return build_ddtree_batch(
-            topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget, self._mask_workspace
+            topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), budget, self._mask_workspaces[budget + 1]
         )
 
     def _build_ddtree_verify_input(
@@ -136,7 +171,7 @@ class DDTreeWorker(DDTreeDraftWorker):
         return DDTreeVerifyInput(
             draft_token=draft_token.view(-1),
             positions=(batch.seq_lens.unsqueeze(1) + to_device(trees.depths)).view(-1),
-            draft_token_num=self.num_nodes,
+            draft_token_num=draft_token.shape[1],
             custom_mask=to_device(mask),
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=window.target,
@@ -146,12 +181,32 @@ class DDTreeWorker(DDTreeDraftWorker):
             max_depth=self.block_size - 1,
         )
 
+    @contextmanager
+    def _logits_left_in_shards(self, enough: bool) -> Iterator[None]:
+        """Within, an eager target forward does not gather its logits over the ranks, where that is enough.
+
+        A graph does what it did when it was captured; whoever reads the logits goes by their width.
+        """
+        processor = self._target_logits_processor
+        if not enough or self._vocab_shard is None or processor is None:
+            yield
+            return
+        gather = processor.do_tensor_parallel_all_gather
+        processor.do_tensor_parallel_all_gather = False
+        try:
+            yield
+        finally:
+            processor.do_tensor_parallel_all_gather = gather
+
     def _verify(self, batch: ScheduleBatch, verify_input: DDTreeVerifyInput, window: Window) -> Any:
-        """Run the target over the trees. Logits ``[bs * N, V]`` and aux hidden states ``[bs * N, H']``."""
-        batch.out_cache_loc = window.slots.reshape(-1)
+        """Run the target over the trees. Logits ``[bs * N, V]`` and aux hidden states ``[bs * N, H']``.
+
+        Within :meth:`_logits_left_in_shards` the logits may be the rank's shard, ``[bs * N, V / ranks]``.
+        """
+        batch.out_cache_loc = window.target_slots.reshape(-1)
         seq_lens_cpu, seq_lens_sum = batch.seq_lens_cpu, batch.seq_lens_sum
         # Backends plan with a host bound on what the forward reads: prefix and window.
-        batch.seq_lens_cpu = seq_lens_cpu + self.num_nodes
+        batch.seq_lens_cpu = seq_lens_cpu + verify_input.draft_token_num
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = seq_lens_cpu, seq_lens_sum
@@ -161,17 +216,25 @@ class DDTreeWorker(DDTreeDraftWorker):
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify got no aux hidden states from the target")
         processor = self._target_logits_processor
-        if processor is not None and processor.is_deferred_shard(logits_output.next_token_logits):
+        if (
+            processor is not None
+            and processor.do_tensor_parallel_all_gather
+            and processor.is_deferred_shard(logits_output.next_token_logits)
+        ):
             logits_output.next_token_logits = processor.finish_deferred_gather(
                 logits_output.next_token_logits
             )
         return logits_output
 
-    def _adjusted_logits(self, batch: ScheduleBatch, logits: torch.Tensor) -> torch.Tensor:
+    def _adjusted_logits(
+        self, batch: ScheduleBatch, verify_input: DDTreeVerifyInput, logits: torch.Tensor
+    ) -> torch.Tensor:
         """Add each request's logit bias at all of its nodes; what depends on the path is refused earlier."""
         if batch.sampling_info is not None:
             apply_dflash_verify_logits_adjustments(
-                next_token_logits=logits, sampling_info=batch.sampling_info, draft_token_num=self.num_nodes
+                next_token_logits=logits,
+                sampling_info=batch.sampling_info,
+                draft_token_num=verify_input.draft_token_num,
             )
         return logits
 
@@ -179,7 +242,12 @@ class DDTreeWorker(DDTreeDraftWorker):
         self, verify_input: DDTreeVerifyInput, logits: torch.Tensor
     ) -> tuple[torch.Tensor, AcceptedPaths]:
         """T = 0: the target's best token at every node, ``[bs, N]``, and the paths that they accept."""
-        choices = logits.argmax(-1).view(-1, self.num_nodes)
+        if logits.shape[-1] < self.model_runner.model_config.vocab_size:
+            choices = shard_argmax(logits, self._vocab_shard)
+        else:
+            choices = logits.argmax(-1)
+        choices = self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, choices)
+        choices = choices.view(-1, verify_input.draft_token_num)
         return choices, walk_tree(verify_input, choices, max_nodes=self.block_size)
 
     def _sample_tree_paths(
@@ -190,8 +258,13 @@ class DDTreeWorker(DDTreeDraftWorker):
         Lossless by construction: whether a draw is a child decides only how far one forward reaches.
         """
         draws = draw_at_nodes(
-            self.model_runner.sampler, logits, sampling_info, verify_input.positions, self.num_nodes
+            self.model_runner.sampler,
+            logits,
+            sampling_info,
+            verify_input.positions,
+            verify_input.draft_token_num,
         )
+        draws = self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, draws.contiguous())
         return draws, walk_tree(verify_input, draws, max_nodes=self.block_size)
 
     def _commit(
@@ -209,7 +282,7 @@ class DDTreeWorker(DDTreeDraftWorker):
             paths,
             logits_output.hidden_states,
             self.target_worker,
-            self.num_nodes,
+            window.target_slots.shape[1],
             is_hybrid=self._is_hybrid,
         )
         if on_publish is not None:
@@ -225,7 +298,7 @@ class DDTreeWorker(DDTreeDraftWorker):
         )
         logits_output.hidden_states = None  # not to be copied to the host
         next_token_ids = torch.zeros(
-            (len(batch.seq_lens), self.num_nodes), dtype=torch.int64, device=self.device
+            (len(batch.seq_lens), self.max_nodes), dtype=torch.int64, device=self.device
         )
         next_token_ids[:, :block] = paths.tokens
         return GenerationBatchResult(
@@ -236,6 +309,33 @@ class DDTreeWorker(DDTreeDraftWorker):
             next_draft_input=self._make_next_draft_input_decode(
                 bonus_tokens=paths.bonus_tokens, new_seq_lens=new_seq_lens
             ),
-            speculative_num_draft_tokens=self.num_nodes,
+            speculative_num_draft_tokens=self.max_nodes,
             new_seq_lens=new_seq_lens,
         )
+
+
+def _is_all_greedy(batch: ScheduleBatch) -> bool:
+    return batch.sampling_info is None or batch.sampling_info.is_all_greedy
+
+
+def _only_the_best_counts(batch: ScheduleBatch) -> bool:
+    """Whether nothing is read from the target's logits but the argmax of each row."""
+    return (
+        _is_all_greedy(batch)
+        and not batch.return_logprob
+        and getattr(batch.sampling_info, "logit_bias", None) is None
+    )
+
+
+def _log_state_memory(req_to_token_pool: Any, nodes: int) -> None:
+    """What the budget costs on a hybrid target: a recurrent state for every node that a request may have."""
+    cache = req_to_token_pool.get_speculative_mamba2_params_all_layers()
+    states = [cache.intermediate_ssm, *cache.intermediate_conv_window]
+    size = sum(state.untyped_storage().nbytes() for state in states if state is not None)
+    requests = next(state.shape[1] for state in states if state is not None)
+    logger.info(
+        "DDTREE on a hybrid target: the states of tree nodes take %.1f MiB (%d requests of %d nodes)",
+        size / 2**20,
+        requests,
+        nodes,
+    )

@@ -13,6 +13,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
+from sglang_ddtree.budget_schedule import BudgetSchedule, parse_budget_schedule
+
 ALGORITHM = "DDTREE"
 DEFAULT_BUDGET = 32
 DEFAULT_TOPK_CAP = 32
@@ -24,13 +27,16 @@ class DDTreeConfig:
     """The flags in effect on a DDTREE server.
 
     Attributes:
-        budget: draft nodes per tree; verify runs ``budget + 1`` tokens per request.
+        budget: draft nodes per tree (the largest, with a schedule); verify runs ``budget + 1`` tokens per
+            request.
+        budget_schedule: the budget by batch size, None for one budget.
         topk_cap: candidates kept per draft position.
         allow_hybrid_unsafe: accept Mamba / GDN targets, whose state is kept per tree node.
         debug_metrics: log a summary of every verified tree as a JSON line.
     """
 
     budget: int
+    budget_schedule: BudgetSchedule | None
     topk_cap: int
     allow_hybrid_unsafe: bool
     debug_metrics: bool
@@ -41,8 +47,12 @@ class Flag:
     """One flag. ``name`` is the attribute on ServerArgs; option and variable follow from it."""
 
     name: str
-    is_switch: bool
+    type: type  # int, str, or bool for a switch
     help: str
+
+    @property
+    def is_switch(self) -> bool:
+        return self.type is bool
 
     @property
     def option(self) -> str:
@@ -57,7 +67,9 @@ class Flag:
         text = os.environ.get(self.variable, "").strip()
         if not text:
             return None
-        if not self.is_switch:
+        if self.type is str:
+            return text
+        if self.type is int:
             try:
                 return int(text)
             except ValueError:
@@ -70,24 +82,31 @@ class Flag:
 FLAGS = (
     Flag(
         "speculative_ddtree_budget",
-        False,
+        int,
         f"DDTREE only. Draft nodes per tree, the root not counted (default {DEFAULT_BUDGET}). Verify runs "
         "budget + 1 tokens per request.",
     ),
     Flag(
+        "speculative_ddtree_budget_schedule",
+        str,
+        "DDTREE only. Budget by the number of running requests, as BATCH_SIZE:BUDGET,...: "
+        '"1:64,4:32,16:0" means 64 from one request on, 32 from four, and from sixteen a chain (default: one '
+        "budget).",
+    ),
+    Flag(
         "speculative_ddtree_topk_cap",
-        False,
+        int,
         f"DDTREE only. Candidate tokens kept per draft position (default {DEFAULT_TOPK_CAP}).",
     ),
     Flag(
         "speculative_ddtree_allow_hybrid_unsafe",
-        True,
+        bool,
         "DDTREE only. Accept hybrid (Mamba, GDN) targets, which keep one recurrent state per tree node and "
         "request.",
     ),
     Flag(
         "speculative_ddtree_debug_metrics",
-        True,
+        bool,
         "DDTREE only. Log a summary of every verified tree as a JSON line.",
     ),
 )
@@ -99,7 +118,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
         if flag.is_switch:
             parser.add_argument(flag.option, action="store_true", default=None, help=flag.help)
         else:
-            parser.add_argument(flag.option, type=int, default=None, help=flag.help)
+            parser.add_argument(flag.option, type=flag.type, default=None, help=flag.help)
 
 
 def from_cli_args(original: Any, cls: type, args: argparse.Namespace) -> Any:
@@ -158,6 +177,15 @@ def ddtree_config(view: Any) -> DDTreeConfig:
     given = {flag.name: _given(view, flag) for flag in FLAGS}
     budget, cap = given["speculative_ddtree_budget"], given["speculative_ddtree_topk_cap"]
     num_draft_tokens = view.speculative_num_draft_tokens
+    schedule = None
+    if (text := given["speculative_ddtree_budget_schedule"]) is not None:
+        schedule = parse_budget_schedule(text)
+        if budget is not None and budget != schedule.largest_budget:
+            raise ValueError(
+                f"--speculative-ddtree-budget {budget} is not the largest budget of {SCHEDULE_OPTION}, "
+                f"{schedule.largest_budget}; give only one of them"
+            )
+        budget = schedule.largest_budget
     if budget is None:
         if num_draft_tokens is not None and num_draft_tokens < 2:
             raise ValueError(
@@ -176,6 +204,7 @@ def ddtree_config(view: Any) -> DDTreeConfig:
         raise ValueError(f"--speculative-ddtree-topk-cap must be at least 1, got {cap}")
     return DDTreeConfig(
         budget=budget,
+        budget_schedule=schedule,
         topk_cap=DEFAULT_TOPK_CAP if cap is None else cap,
         allow_hybrid_unsafe=bool(given["speculative_ddtree_allow_hybrid_unsafe"]),
         debug_metrics=bool(given["speculative_ddtree_debug_metrics"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
 from sglang_ddtree.server_args import ddtree_config
 
 
@@ -29,7 +30,6 @@ def _on_accelerator(cfg: Any) -> bool:
 
 
 REFUSALS = (
-    Refusal(_chosen("tp_size", 1), "tensor parallelism (--tp-size) is not verified with DDTREE yet; use 1"),
     Refusal(_chosen("pp_size", 1), "pipeline parallelism (--pp-size) is not supported with DDTREE"),
     Refusal(_chosen("attn_dp_size", 1, None), "attention data parallelism is not supported with DDTREE"),
     Refusal(_chosen("disaggregation_mode", "null"), "disaggregated serving is not supported with DDTREE"),
@@ -140,7 +140,13 @@ def check_target_model(record: Any) -> bool:
 
     model_config = model_config_of(record)
     is_hybrid = mambaish_config(model_config) is not None
-    if is_hybrid and not ddtree_config(resolving_view(record)).allow_hybrid_unsafe:
+    config = ddtree_config(resolving_view(record))
+    if is_hybrid and config.budget_schedule is not None:
+        raise ValueError(
+            f"{SCHEDULE_OPTION} is not supported with hybrid (Mamba / linear attention) targets: their "
+            "states are kept for one verify width"
+        )
+    if is_hybrid and not config.allow_hybrid_unsafe:
         raise ValueError(
             "the target is a hybrid (Mamba / linear attention) model, which keeps a recurrent state per tree "
             "node; DDTREE refuses it without --speculative-ddtree-allow-hybrid-unsafe"

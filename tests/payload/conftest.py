@@ -4,5 +4,61 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["in_sglang_venv/*"]
+
+
+@pytest.fixture(scope="session")
+def payload(tmp_path_factory):
+    """A folder for PYTHONPATH that holds the payload as the host would have it."""
+    from sglang_venv import PAYLOAD, ensure_models, install_as_wheel, sglang_python
+
+    sglang_python()
+    ensure_models()
+    folder = tmp_path_factory.mktemp("payload")
+    install_as_wheel(folder, PAYLOAD / "sglang_ddtree", "ddtree", "sglang_ddtree.plugin:register")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start(payload, tmp_path_factory):
+    """Start a server and stop whatever server the last test left: two cores hold one at a time."""
+    from sglang_venv import Server
+
+    running = {}
+
+    def start_server(name, arguments, *python_path, **variables):
+        if name not in running:
+            for server in running.values():
+                server.stop()
+            log = tmp_path_factory.mktemp("logs") / f"{name}.log"
+            running.clear()
+            running[name] = Server(name, log, [payload, *python_path], arguments, **variables)
+            running[name].wait_until_ready()
+        return running[name]
+
+    yield start_server
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def reference(payload, tmp_path_factory):
+    """Greedy continuations of all prompts by transformers alone."""
+    from serving import NEW_TOKENS, greedy_reference
+    from sglang_venv import PROMPTS
+
+    return greedy_reference(PROMPTS, NEW_TOKENS, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def controls(tmp_path_factory):
+    """The folder of the controls plugin, for PYTHONPATH, and the file that steers it."""
+    from serving import HERE
+    from sglang_venv import install_as_wheel
+
+    folder = tmp_path_factory.mktemp("controls")
+    install_as_wheel(folder, HERE / "controls" / "ddtree_controls.py", "controls", "ddtree_controls:register")
+    return folder, folder / "controls.json"

@@ -1,7 +1,7 @@
 """What transformers alone says, as the reference. Run by the SGLang venv's Python:
 
-``hf_reference.py greedy MODEL PROMPTS.json NEW_TOKENS OUT.json``: per prompt, the greedy tokens and at each
-the gap between the best and the second log-prob, by which a divergence is judged a tie.
+``hf_reference.py greedy MODEL PROMPTS.json NEW_TOKENS OUT.json``: per prompt, the greedy tokens, and at each
+its log-prob and the gap to the second best, by which a divergence is judged a tie.
 
 ``hf_reference.py law MODEL PROMPTS.json NEW_TOKENS OUT.json``: for the first prompt, every continuation that
 sampling at temperature 1 with top_k 2 can give, with its probability.
@@ -16,15 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def greedy(model, ids, new_tokens):
-    cache, step, tokens, gaps = None, ids, [], []
+    cache, step, tokens, gaps, logprobs = None, ids, [], [], []
     for _ in range(new_tokens):
         out = model(step, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         best = torch.log_softmax(out.logits[0, -1], -1).topk(2)
         tokens.append(int(best.indices[0]))
         gaps.append(float(best.values[0] - best.values[1]))
+        logprobs.append(float(best.values[0]))
         step = best.indices[:1].view(1, 1)
-    return {"tokens": tokens, "gaps": gaps}
+    return {"tokens": tokens, "gaps": gaps, "logprobs": logprobs}
 
 
 def law(model, ids, new_tokens):

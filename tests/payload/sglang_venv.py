@@ -3,6 +3,7 @@
 ``DDTREE_SGLANG_PYTHON`` names its Python; without it, the sandbox's venv in this checkout is used.
 ``DDTREE_SGLANG_PYTHONPATH`` is added to its PYTHONPATH, for a venv whose CPU stand-ins are not installed.
 ``DDTREE_TEST_MODELS`` names the folder of the tiny models (default: ``.sandbox/models``, made if missing).
+``DDTREE_TEST_FIRST_PORT`` moves the hundred ports from which the servers take theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ PROMPTS = [
     for line in (REPOSITORY / "playbooks" / "prompts.jsonl").read_text().splitlines()
 ]
 SETUP_COMMAND = "ddtree-deploy sandbox up   # or: DDTREE_SGLANG_PYTHON=/path/to/venv/bin/python"
-PORTS = range(31100, 31200)
+FIRST_PORT = int(os.environ.get("DDTREE_TEST_FIRST_PORT") or 31100)
+PORTS = range(FIRST_PORT, FIRST_PORT + 100)
 START_DEADLINE_S = 1200
 REQUEST_DEADLINE_S = 240
 
@@ -77,11 +79,13 @@ def install_as_wheel(folder: Path, package: Path, name: str, entry_point: str) -
 
 
 def ensure_models() -> None:
-    """Make the tiny target and drafts, once."""
-    if all((MODELS / name / "config.json").exists() for name in ("target", "draft_half", "draft_full")):
+    """Make the tiny targets and drafts, once."""
+    models = ("target", "draft_half", "draft_full", "hybrid")
+    if all((MODELS / name / "config.json").exists() for name in models):
         return
     MODELS.mkdir(parents=True, exist_ok=True)
-    command = [sglang_python(), str(REPOSITORY / "ddtree_deploy" / "sandbox" / "models.py"), str(MODELS)]
+    script = REPOSITORY / "ddtree_deploy" / "sandbox" / "models.py"
+    command = [sglang_python(), str(script), str(MODELS), "--hybrid"]
     done = subprocess.run(
         command, env=sglang_environment(), check=False, capture_output=True, text=True, timeout=900
     )

@@ -1,117 +1,13 @@
 """Real servers on the CPU: DDTREE's output is the target's own, token for token, and it accepts more."""
 
 import json
-import subprocess
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from chi_square import chi_square
-from sglang_venv import (
-    MODELS,
-    PAYLOAD,
-    PROMPTS,
-    Server,
-    accept_length,
-    ensure_models,
-    install_as_wheel,
-    output_ids,
-    sglang_environment,
-    sglang_python,
-)
+from serving import DDTREE, DRAFT, NEW_TOKENS, assert_lossless, transformers_says, verified_trees
+from sglang_venv import PROMPTS, accept_length, output_ids
 
 pytestmark = pytest.mark.sglang
-
-HERE = Path(__file__).parent
-NEW_TOKENS = 64
-TIE_GAP = 1e-4  # below it, the reference's best and second token are one rounding apart
-SERIAL = 4  # prompts that are also run one at a time
-DRAFT = ["--speculative-draft-model-path", str(MODELS / "draft_half")]
-DDTREE = ["--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "16"]
-
-
-class Reference(NamedTuple):
-    tokens: list[list[int]]
-    gaps: list[list[float]]
-
-
-@pytest.fixture(scope="module")
-def payload(tmp_path_factory):
-    """A folder for PYTHONPATH that holds the payload as the host would have it."""
-    sglang_python()
-    ensure_models()
-    folder = tmp_path_factory.mktemp("payload")
-    install_as_wheel(folder, PAYLOAD / "sglang_ddtree", "ddtree", "sglang_ddtree.plugin:register")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def start(payload, tmp_path_factory):
-    """Start a server and stop whatever server the last test left: two cores hold one at a time."""
-    running = {}
-
-    def start_server(name, arguments, *python_path, **variables):
-        if name not in running:
-            for server in running.values():
-                server.stop()
-            log = tmp_path_factory.mktemp("logs") / f"{name}.log"
-            running.clear()
-            running[name] = Server(name, log, [payload, *python_path], arguments, **variables)
-            running[name].wait_until_ready()
-        return running[name]
-
-    yield start_server
-    for server in running.values():
-        server.stop()
-
-
-def transformers_says(what, prompts, new_tokens, folder):
-    """The answer of ``hf_reference.py``, which runs transformers in the SGLang venv."""
-    prompts_file, out = folder / f"{what}_prompts.json", folder / f"{what}.json"
-    prompts_file.write_text(json.dumps(prompts))
-    script = [sglang_python(), str(HERE / "hf_reference.py"), what, str(MODELS / "target")]
-    done = subprocess.run(
-        [*script, str(prompts_file), str(new_tokens), str(out)],
-        check=False,
-        env=sglang_environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
-
-
-@pytest.fixture(scope="module")
-def reference(payload, tmp_path_factory):
-    """Greedy continuations of all prompts by transformers alone."""
-    results = transformers_says("greedy", PROMPTS, NEW_TOKENS, tmp_path_factory.mktemp("reference"))
-    return Reference([one["tokens"] for one in results], [one["gaps"] for one in results])
-
-
-def divergences(found, reference):
-    """Prompts whose output leaves the reference where it is no tie, and the number of ties."""
-    wrong, ties = [], 0
-    for index, (ours, theirs, gaps) in enumerate(zip(found, reference.tokens, reference.gaps, strict=True)):
-        at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
-        if at is not None and gaps[at] < TIE_GAP:
-            ties += 1
-        elif at is not None:
-            wrong.append((index, at, gaps[at]))
-    return wrong, ties
-
-
-def assert_lossless(server, reference):
-    """Batched and one at a time, the server's greedy output is the reference. Returns the batched answers."""
-    batched = server.generate(PROMPTS)
-    serial = server.generate(PROMPTS[:SERIAL], batch=1)
-    first = Reference(reference.tokens[:SERIAL], reference.gaps[:SERIAL])
-    for name, answers, expected in (("batched", batched, reference), ("serial", serial, first)):
-        wrong, ties = divergences(output_ids(answers), expected)
-        print(f"{server.name} {name}: {len(answers)} prompts, {ties} ties")
-        assert wrong == [], f"{server.name} {name}: (prompt, position, gap) {wrong}"
-        assert ties <= 2
-    return batched
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +86,7 @@ def test_server_info_tells_the_algorithm_and_the_values_in_effect(ddtree):
 @pytest.mark.parametrize(
     ("body", "feature"),
     [
-        ({"return_logprob": True}, "return_logprob"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
         ({"sampling_params": {"temperature": 0, "frequency_penalty": 0.5}}, "frequency_penalty"),
         ({"sampling_params": {"temperature": 0, "min_new_tokens": 4}}, "min_new_tokens"),
         ({"sampling_params": {"temperature": 0, "regex": "a+"}}, "regex"),
@@ -201,6 +97,48 @@ def test_a_request_that_ddtree_cannot_honour_is_refused_and_named(ddtree, body, 
     assert status == 400, answer
     assert feature in json.dumps(answer)
     assert ddtree.generate(["the quick"], max_new_tokens=4)[0]["meta_info"]["completion_tokens"] == 4
+
+
+def test_logprobs_of_greedy_tokens_are_the_targets(ddtree, reference):
+    body = {
+        "text": PROMPTS[:4],
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    status, answers = ddtree.request("/generate", body)
+    assert status == 200, answers
+    for row, answer in enumerate(answers):
+        told = answer["meta_info"]["output_token_logprobs"]
+        assert [token for _, token, _ in told] == reference.tokens[row] == answer["output_ids"]
+        assert [value for value, _, _ in told] == pytest.approx(reference.logprobs[row], abs=1e-3)
+        gaps = [best[0] - second[0] for best, second in answer["meta_info"]["output_top_logprobs"]]
+        assert gaps == pytest.approx(reference.gaps[row], abs=1e-3)
+
+
+def test_logprobs_of_sampled_tokens_are_those_of_a_prefill(ddtree):
+    """What was drawn is sent back as a prompt: its log-probs then come without any speculation."""
+    body = {
+        "text": PROMPTS[5],
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    status, answer = ddtree.request("/generate", body)
+    assert status == 200, answer
+    told = answer["meta_info"]["output_token_logprobs"]
+    prompt = [token for _, token, _ in answer["meta_info"]["input_token_logprobs"]]
+    body = {
+        "input_ids": prompt + answer["output_ids"],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    status, again = ddtree.request("/generate", body)
+    assert status == 200, again
+    expected = again["meta_info"]["input_token_logprobs"][len(prompt) :]
+    assert [value for value, _, _ in told] == pytest.approx([value for value, _, _ in expected], abs=1e-3)
+    assert len({round(value, 3) for value, _, _ in told}) > NEW_TOKENS // 2
 
 
 def test_mixed_lengths_end_where_the_request_says(ddtree, reference):
@@ -247,54 +185,9 @@ def test_greedy_requests_in_a_sampled_batch_stay_greedy(ddtree, reference):
 
 
 def test_every_verified_tree_was_logged_and_none_broke_an_invariant(ddtree):
-    log = ddtree.log.read_text(errors="replace")
-    lines = [
-        json.loads(line.split("ddtree_verify ")[1]) for line in log.splitlines() if "ddtree_verify " in line
-    ]
-    assert "ddtree_invariant_broken" not in log
+    lines = verified_trees(ddtree)
     assert len(lines) > 500
     assert sum(line["accepted_draft_count"] for line in lines) > sum(
         line["chain_accepted_draft_count"] for line in lines
     )
     assert max(line["accepted_path_depth"] for line in lines) >= 4
-
-
-@pytest.fixture
-def controls(start, tmp_path_factory, reference):
-    """The oracle draft under forced retraction, and a way to break verify between two requests."""
-    folder = tmp_path_factory.getbasetemp() / "controls"
-    if not folder.exists():
-        folder.mkdir()
-        install_as_wheel(
-            folder, HERE / "controls" / "ddtree_controls.py", "controls", "ddtree_controls:register"
-        )
-    file = folder / "controls.json"
-
-    def run(broken=None):
-        file.write_text(json.dumps({"oracle": reference.tokens, "break": broken}))
-        # Broken KV must not outlive its case in the radix cache.
-        server = start(
-            "controls",
-            [*DDTREE, "--disable-radix-cache"],
-            folder,
-            DDTREE_CONTROLS=str(file),
-            SGLANG_TEST_RETRACT="1",
-        )
-        return server.generate(PROMPTS[:16])
-
-    return run
-
-
-def test_with_an_oracle_draft_whole_branches_are_accepted(controls, reference):
-    answers = controls()
-    first = Reference(reference.tokens[:16], reference.gaps[:16])
-    assert divergences(output_ids(answers), first)[0] == []
-    assert accept_length(answers) > 3
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-
-
-@pytest.mark.parametrize("broken", ["mask", "move"])
-def test_a_broken_verify_changes_the_output(controls, reference, broken):
-    first = Reference(reference.tokens[:16], reference.gaps[:16])
-    wrong, _ = divergences(output_ids(controls(broken)), first)
-    assert len(wrong) >= 8, f"{broken} left out, and only {len(wrong)} of 16 outputs changed"

@@ -1,19 +1,26 @@
-"""A test plugin: an oracle draft, and two ways to break verify that must show in the output.
+"""A test plugin: an oracle draft, ways to break verify that must show in the output, and a look inside.
 
 ``DDTREE_CONTROLS`` names a JSON file that is read at every step, so that one server serves all cases:
-``{"oracle": [[token, ...], ...], "break": "mask" | "move" | null}``.
+``{"oracle": [[token, ...], ...], "break": "mask" | "move" | null}``. With ``"break": "topk"`` already at the
+start, a hybrid target's backend is told of chains. Each greedy verify logs ``controls: N columns``.
 """
 
 import json
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 
 def register():
     from sglang_ddtree import ddtree_verify, spec_algorithm
+
+    if settings()["break"] == "topk":
+        spec_algorithm.HYBRID_TOPK = 1
 
     create_worker = spec_algorithm.DDTreeAlgorithm.create_worker
 
@@ -36,8 +43,8 @@ def settings():
 
 def controlled(worker_class):
     class ControlledWorker(worker_class):
-        def _draft(self, batch, bonus_tokens, window):
-            logps, ids = super()._draft(batch, bonus_tokens, window)
+        def _draft(self, batch, bonus_tokens, window, topk):
+            logps, ids = super()._draft(batch, bonus_tokens, window, topk)
             if oracle := settings()["oracle"]:
                 logps[:], ids[:] = oracle_candidates(
                     batch, oracle, *ids.shape[1:], self.model_runner.model_config.vocab_size
@@ -48,6 +55,10 @@ def controlled(worker_class):
             if settings()["break"] == "mask":
                 trees = replace(trees, visibility=torch.ones_like(trees.visibility).tril())
             return super()._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
+
+        def _greedy_tree_paths(self, verify_input, logits):
+            logger.info("controls: %d columns", logits.shape[-1])
+            return super()._greedy_tree_paths(verify_input, logits)
 
     return ControlledWorker
 

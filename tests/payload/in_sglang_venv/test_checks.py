@@ -143,7 +143,7 @@ def test_a_whole_command_line_parses(staged):
     [
         ([*LAUNCH, "--speculative-ddtree-budget", "0"], "--speculative-ddtree-budget must be at least 1"),
         ([*LAUNCH, "--speculative-ddtree-budget", "many"], "invalid int value: 'many'"),
-        ([*LAUNCH, "--tp-size", "8"], "--tp-size"),
+        ([*LAUNCH, "--pp-size", "8"], "--pp-size"),
         (["--model-path", "m", "--speculative-algorithm", "DDTREE"], "needs --speculative-draft-model-path"),
         (["--model-path", "m", "--speculative-algorithm", "DDTRE"], "DDTRE"),
         (["--model-path", "m", "--speculative-ddtree-budget", "8"], "needs --speculative-algorithm DDTREE"),

@@ -23,6 +23,7 @@ MODELS = os.environ.get("DDTREE_TEST_MODELS", ".sandbox/models")
 BASE = ["--model-path", f"{MODELS}/target", "--device", "cpu", "--attention-backend", "cpu_tree"]
 DRAFT = ["--speculative-draft-model-path", f"{MODELS}/draft_half"]
 DDTREE = [*BASE, "--speculative-algorithm", "DDTREE", *DRAFT]
+SCHEDULE = ["--speculative-ddtree-budget-schedule", "1:64, 4:32,16:0"]
 
 
 def test_the_algorithm_is_registered_and_no_built_in_claims_to_be_it():
@@ -72,6 +73,16 @@ def test_resolution_sets_the_widths_and_shows_the_flags():
     assert args.speculative_ddtree_budget == 16
 
 
+def test_a_schedule_is_the_widest_budget_to_sglang():
+    args = prepare_server_args([*DDTREE, *SCHEDULE])
+    args.resolve_once()
+    resolved = args.resolved_dict()
+    assert resolved["speculative_num_draft_tokens"] == 65
+    assert resolved["speculative_ddtree_budget"] == 64
+    assert resolved["speculative_ddtree_budget_schedule"] == ((1, 64), (4, 32), (16, 0))
+    assert pickle.loads(pickle.dumps(args)).speculative_ddtree_budget_schedule[2] == (16, 0)
+
+
 def test_a_budget_below_the_block_cuts_the_block():
     args = prepare_server_args([*DDTREE, "--speculative-ddtree-budget", "3"])
     args.resolve_once()
@@ -101,6 +112,9 @@ def test_without_a_command_line_the_environment_is_read(monkeypatch):
     [
         ([*DDTREE, "--speculative-ddtree-budget", "0"], "budget must be at least 1"),
         ([*DDTREE, "--speculative-ddtree-topk-cap", "0"], "topk-cap must be at least 1"),
+        ([*DDTREE, *SCHEDULE, "--speculative-ddtree-budget", "8"], "8 is not the largest budget of .*, 64"),
+        ([*DDTREE, *SCHEDULE, "--speculative-num-draft-tokens", "8"], "give only one"),
+        ([*DDTREE, "--speculative-ddtree-budget-schedule", "1:0"], "first budget must be at least 1"),
         (
             [*DDTREE, "--speculative-ddtree-budget", "8", "--speculative-num-draft-tokens", "8"],
             "give only one",
@@ -122,7 +136,7 @@ def test_flags_that_cannot_work_are_refused_when_parsed(arguments, message):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--tp-size", "2"],
+        ["--pp-size", "2"],
         ["--page-size", "16"],
         ["--enable-mixed-chunk"],
         ["--speculative-accept-threshold-single", "0.9"],
@@ -186,7 +200,6 @@ def test_an_ordinary_request_is_let_through():
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({"return_logprob": True}, "return_logprob"),
         ({"return_hidden_states": True}, "return_hidden_states"),
         ({"json_schema": "{}"}, "json_schema"),
         ({"regex": "a+"}, "regex"),
