@@ -60,7 +60,7 @@ def test_the_output_is_the_same_at_every_budget_and_the_metrics_tell_it(server, 
         line["accepted_draft_count"] for line in lines
     )
     assert now["depth_count"] - earlier.get("depth_count", 0) == len(lines)
-    assert now["verify_seconds_sum"] > now["build_seconds_sum"] > 0
+    assert now["verify_seconds_sum"] > 0 and now["build_seconds_sum"] > 0
 
 
 def test_requests_that_join_and_leave_change_the_budget_in_mid_flight(server, reference):

@@ -46,7 +46,7 @@ def test_ddtree_equals_no_speculation(run, reference, oracle):
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
     if oracle:
         # The known continuation is at rank 0 and 1 in turn: the chain leaves it at once.
-        assert tree > 3 and chain < 2
+        assert tree > 3 and tree > chain + 1
     else:
         assert tree > 7
 
