@@ -24,6 +24,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAYLOAD = REPOSITORY / "payload"
+MODELS_SCRIPT = REPOSITORY / "ddtree_deploy" / "sandbox" / "models.py"
 MODELS = Path(os.environ.get("DDTREE_TEST_MODELS") or REPOSITORY / ".sandbox" / "models")
 PROMPTS = [
     json.loads(line)["prompt"]
@@ -79,15 +80,31 @@ def install_as_wheel(folder: Path, package: Path, name: str, entry_point: str) -
 
 
 def ensure_models() -> None:
-    """Make the tiny targets and drafts, once."""
-    models = ("target", "draft_half", "draft_full", "hybrid")
-    if all((MODELS / name / "config.json").exists() for name in models):
+    """Make the tiny target and drafts, once."""
+    if all((MODELS / name / "config.json").exists() for name in ("target", "draft_half", "draft_full")):
         return
     MODELS.mkdir(parents=True, exist_ok=True)
-    script = REPOSITORY / "ddtree_deploy" / "sandbox" / "models.py"
-    command = [sglang_python(), str(script), str(MODELS), "--hybrid"]
+    _run_models(str(MODELS_SCRIPT), str(MODELS))
+
+
+def ensure_hybrid() -> Path:
+    """Make the tiny hybrid target beside the other, once. Returns its folder."""
+    ensure_models()
+    hybrid = MODELS / "hybrid"
+    if not (hybrid / "config.json").exists():
+        code = "import sys, pathlib, models; models.make_hybrid(*map(pathlib.Path, sys.argv[1:]))"
+        _run_models("-c", code, str(MODELS / "target"), str(hybrid))
+    return hybrid
+
+
+def _run_models(*arguments: str) -> None:
     done = subprocess.run(
-        command, env=sglang_environment(), check=False, capture_output=True, text=True, timeout=900
+        [sglang_python(), *arguments],
+        env=sglang_environment(MODELS_SCRIPT.parent),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, f"models.py failed:\n{done.stdout}\n{done.stderr}"
 

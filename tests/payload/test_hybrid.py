@@ -8,7 +8,7 @@ import re
 
 import pytest
 from serving import DDTREE, assert_equal, divergences, greedy_reference, verified_trees
-from sglang_venv import MODELS, PROMPTS, accept_length, output_ids
+from sglang_venv import MODELS, PROMPTS, accept_length, ensure_hybrid, output_ids
 
 pytestmark = pytest.mark.sglang
 
@@ -21,7 +21,7 @@ UNSAFE = "--speculative-ddtree-allow-hybrid-unsafe"
 @pytest.fixture(scope="module")
 def hybrid_reference(payload, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hybrid_reference")
-    return greedy_reference(PROMPTS[:PROMPT_COUNT], TOKENS, folder, MODELS / "hybrid")
+    return greedy_reference(PROMPTS[:PROMPT_COUNT], TOKENS, folder, ensure_hybrid())
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def run(start, controls, hybrid_reference):
     return run
 
 
-def test_without_speculation_the_hybrid_equals_transformers(start, hybrid_reference):
+def test_without_speculation_the_hybrid_equals_transformers(hybrid_reference, start):
     server = start("hybrid", TARGET, TRITON_INTERPRET="1")
     assert_equal("hybrid", server.generate(PROMPTS[:PROMPT_COUNT], max_new_tokens=TOKENS), hybrid_reference)
 
