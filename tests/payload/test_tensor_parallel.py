@@ -21,6 +21,7 @@ def server(start, controls):
         [*DDTREE, "--tp-size", str(RANKS), "--speculative-ddtree-debug-metrics"],
         folder,
         DDTREE_CONTROLS=str(file),
+        SGLANG_CPU_OMP_THREADS_BIND="|".join(["0"] * RANKS),  # or SGLang wants a NUMA node for each rank
     )
 
 
