@@ -18,6 +18,7 @@ def _sampling(name: str, neutral: Any) -> Callable[[Any], bool]:
 
 
 REFUSALS = (
+    RequestRefusal("return_logprob", lambda req: bool(req.return_logprob)),
     RequestRefusal("return_hidden_states", lambda req: bool(req.return_hidden_states)),
     RequestRefusal("return_sampling_mask", lambda req: bool(req.return_sampling_mask)),
     RequestRefusal("json_schema", _sampling("json_schema", None)),
