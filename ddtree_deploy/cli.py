@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import traceback
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ddtree_deploy import again
 from ddtree_deploy.commands import evidence, sandbox
 from ddtree_deploy.errors import DeployError, Interrupted
 from ddtree_deploy.text import safe, shortened
@@ -256,10 +258,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code; every error is one line on stderr."""
+    again.remember(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(arguments, prog_name="ddtree-deploy", standalone_mode=False)
     except DeployError as error:
         _complain(error.render())
+        if "--json" in (sys.argv[1:] if arguments is None else arguments):
+            from ddtree_deploy.commands.look import error_event
+
+            typer.echo(json.dumps(error_event(error)))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         _complain(Interrupted("interrupted", state="nothing was touched").render())
@@ -267,6 +274,9 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output (head, less) has gone; the flush at exit must not complain.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
+        return 0
+    except SystemExit:
+        # The same, where rich or typer's click met it first: they end with 1. Nothing else raises this here.
         return 0
     except Exception as error:
         return _usage(error) if hasattr(error, "format_message") else _bug(error)
@@ -300,7 +310,7 @@ def _bug(error: Exception) -> int:
 
 
 def _complain(line: str) -> None:
-    print(f"ddtree-deploy: {shortened(safe(line, 100_000))}", file=sys.stderr, flush=True)
+    print(f"ddtree-deploy: {shortened(safe(again.typed(line), 100_000))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

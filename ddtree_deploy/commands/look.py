@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy import ssh
+from ddtree_deploy import again, ssh
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import DeployError, DriftError, gravest
 from ddtree_deploy.inputs.inventory import Host
@@ -117,12 +117,12 @@ def drift(
             say("\n".join(drift_report.lines_of(host.name, files)))
         if moved:
             raise DriftError(
-                f"{len(moved)} live files are not what the release or upstream put there: {', '.join(moved)}",
+                f"{len(moved)} live files are not what the release or upstream put there: "
+                f"{', '.join(moved)}; put them right on the host, or take them into the backup and go on",
                 stage="drift",
                 host=host.name,
                 state="nothing was touched",
-                next_command="put them right on the host, or: "
-                f"ddtree-deploy rollout {host.name} --accept-drift (they go into the backup)",
+                next_command=f"ddtree-deploy rollout {host.name} --accept-drift",
             )
         return 0
 
@@ -182,7 +182,7 @@ def error_event(error: DeployError) -> dict[str, Any]:
         "step": error.stage,
         "reason": error.message,
         "state": error.state,
-        "next": error.next_command,
+        "next": again.typed(error.next_command),
     }
 
 

@@ -46,6 +46,9 @@ def gather(asked: FactsRequest) -> Facts:
     folder = package.folder if package else ""
     state = layout.state_dir(asked.state_dir)
     site_dir = layout.site_dir(state, site.purelib)
+    for place in (site_dir, *site_dir.parents):
+        if place.exists() and not place.is_dir():
+            raise site_facts.ProbeError(f"state_dir: {place} on the host is not a folder")
     installed = releases.installed(site_dir)
     files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
     kept = [Kept(*line) for line in releases.line_of_live(site_dir)]

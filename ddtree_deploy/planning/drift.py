@@ -96,12 +96,11 @@ def check(host: str, lives: list[Live], accept: bool, *, orphan: str = "") -> li
     if foreign and not accept:
         raise DriftError(
             f"{len(foreign)} live {_paths(foreign)} neither upstream's nor ours: "
-            f"{'; '.join(i.line() for i in foreign)}",
+            f"{'; '.join(i.line() for i in foreign)}; --accept-drift takes them into the backup and goes on",
             stage="plan",
             host=host,
             state="nothing was touched",
-            next_command=f"ddtree-deploy plan {host} (shows the differences), "
-            "or the same command with --accept-drift (they go into the backup)",
+            next_command=f"ddtree-deploy drift {host}",
         )
     return foreign
 

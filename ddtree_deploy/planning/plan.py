@@ -142,7 +142,8 @@ def make_rollback(
     expect_action(playbook, "rollback")
     installed = facts.installed
     last = facts.releases[-1] if facts.releases else None
-    if to and installed is not None and going_back.resolve(host, facts, to) == str(installed["release"]):
+    goal_run = going_back.resolve(host, facts, to) if to else ""
+    if to and installed is not None and goal_run == str(installed["release"]):
         return NothingToDo(host.name, f"{installed['release']} is live already")
     if installed is None:
         reason = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ddtree_deploy import again
 from ddtree_deploy.errors import DeployError
 
 MEANING = {
@@ -43,7 +44,9 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the exit code's meaning."""
-        return {**asdict(self), "meaning": meaning(self.exit_code)}
+        fields = asdict(self)
+        fields["next_command"] = again.typed(self.next_command)
+        return {**fields, "meaning": meaning(self.exit_code)}
 
     @classmethod
     def of_error(cls, error: DeployError, host: str, action: str) -> Outcome:

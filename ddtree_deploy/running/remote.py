@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,8 @@ def run_dir_of(facts: Facts, run: str) -> str:
 def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes) -> DeployError:
     """Why a command of ours ended without its answer, from its exit status and what it wrote."""
     login = f"{host.user}@{host.address}" if host.user else host.address
-    retry = f"ssh -p {host.port} {login} {host.python} -V"
+    # The remote shell takes the words apart once more.
+    retry = shlex.join(["ssh", "-p", str(host.port), login, f"{shlex.quote(host.python)} -V"])
     lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     last = safe(lines[-1], 300) if lines else ""
     if host.become and any("sudo" in line for line in lines):
@@ -104,6 +106,14 @@ def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes)
         return transport_error(host, stage, "the connection ended before the host had answered")
     if last.startswith(f"{stage}: "):  # our own script, saying why
         why = last.removeprefix(f"{stage}: ")
+        if why.startswith("state_dir: "):
+            return InputError(
+                why.removeprefix("state_dir: "),
+                file=host.file,
+                line=host.line,
+                field=f"hosts.{host.name}.state_dir",
+                host=host.name,
+            )
         return GateFailed(why, stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry)
     said = last or safe(out.decode(errors="replace").strip()[-300:]) or "it said nothing"
     return GateFailed(

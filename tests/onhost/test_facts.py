@@ -8,22 +8,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import inventory
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import FACTS_MARK, FactsRequest, from_dict
+from ddtree_deploy.running.remote import explain_exec
 from ddtree_deploy.running.zipapp import facts_script
 
 from .host import DEADLINE_S, UPSTREAM, Host, sha
 
+CONTROLLER = inventory.Host("ct1", "10.0.0.1", "/v/bin/python", file=Path("hosts.yaml"), line=4)
 
-def ask(host: Host, *refs: str, **changed: Any) -> Facts:
+
+def run(host: Host, *refs: str, **changed: Any) -> subprocess.CompletedProcess[bytes]:
     request = FactsRequest(1, str(host.state), list(refs), **changed)
-    done = subprocess.run(
+    return subprocess.run(
         [host.python, "-I", "-S", "-"],
         input=facts_script(request),
         capture_output=True,
         check=False,
         timeout=DEADLINE_S,
     )
+
+
+def ask(host: Host, *refs: str, **changed: Any) -> Facts:
+    done = run(host, *refs, **changed)
     assert done.returncode == 0, done.stderr.decode()
     (line,) = [x for x in done.stdout.decode().splitlines() if x.startswith(FACTS_MARK)]
     facts: Facts = from_dict(Facts, json.loads(line[len(FACTS_MARK) :]))
@@ -48,6 +57,16 @@ def test_asking_leaves_no_trace(host: Host) -> None:
     ask(host, "sglang:srt/spec.py")
     assert host.digest() == before
     assert not host.state.exists()
+
+
+def test_a_file_where_the_state_should_be_is_an_input_error(host: Host) -> None:
+    host.state.write_text("a file")
+    done = run(host)
+    said = done.stderr.decode()
+    assert done.returncode == 1 and f"state_dir: {host.state} on the host is not a folder" in said
+    error = explain_exec(CONTROLLER, "facts", 1, b"", done.stderr)
+    assert isinstance(error, InputError)
+    assert error.render().startswith(f"hosts.yaml:4: hosts.ct1.state_dir: ct1: {host.state}")
 
 
 def test_an_editable_install_is_found_where_it_is(host: Host, tmp_path: Path) -> None:

@@ -251,8 +251,8 @@ DRIFT: dict[str, tuple[Callable[[World], None], str]] = {
     ),
 }
 NEXT = (
-    "nothing was touched; next: ddtree-deploy plan ct129 (shows the differences), or the same command with "
-    "--accept-drift (they go into the backup)"
+    "--accept-drift takes them into the backup and goes on; nothing was touched; "
+    "next: ddtree-deploy drift ct129"
 )
 
 
