@@ -31,13 +31,17 @@ def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
     outcomes: list[Outcome] = []
     runs: dict[str, str] = {}
     time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def remember(host: str, run: str) -> None:
+        runs[host] = run
+        with contextlib.suppress(OSError):  # a convenience; the host's own state is the truth
+            job.record.set_last(Last(time, target, dict(runs)))
+
+    if job.action == "rollout":
+        job.launching = remember
     for host in hosts:
         outcome = run_host(host, job)
         outcomes.append(outcome)
-        if outcome.run and job.action == "rollout":
-            runs[host.name] = outcome.run
-            with contextlib.suppress(OSError):  # a convenience; the host's own state is the truth
-                job.record.set_last(Last(time, target, dict(runs)))
         if outcome.exit_code != 0:
             break
     fleet = FleetOutcome(outcomes, [h.name for h in hosts[len(outcomes) :]])

@@ -50,6 +50,7 @@ class Job:
     accept_drift: bool = False
     of_runs: dict[str, str] = field(default_factory=dict)  # rollback: host -> the rollout to undo
     to: str = ""  # rollback: the release to go back to
+    launching: Callable[[str, str], None] = lambda host, run: None  # told just before a run begins on a host
     patience: Patience = field(default_factory=Patience)
     connect: Callable[[Host], ssh.Link] = ssh.connect
 
@@ -183,6 +184,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     cargo = Cargo.of(made.plan, run_dir, made.archive)
     emit.record = _record(job.record, made, facts)
     emit.launched = True
+    job.launching(host.name, made.plan.run)  # now: this process may not live to see the end
     return of_end(host.name, job.action, follower.launch(link, BOOT, cargo))
 
 

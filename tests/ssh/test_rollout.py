@@ -333,6 +333,8 @@ def test_attach_tells_the_end_of_a_run_whose_controller_was_killed_and_completes
     wait_for(lambda: f"release  {run}" in box.plain("status", "box").stdout, "the host's own verdict")
     attached = box.run("attach", "box")
     assert attached.code == 0 and attached.outcome["run"] == run, attached
+    back = box.run("rollback", "--yes")  # "of the last rollout": this one, although its controller saw no end
+    assert back.code == 0 and back.outcome["run"], back
     (shown,) = [e for e in box.run("history").events if e["run"] == run]
     assert shown["verdict"] == "pass" and shown["exit"] == 0
 
