@@ -18,10 +18,10 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _resolve_dflash_embedding_module
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree.ddtree_info import DDTreeDraftInput
 from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
+from sglang_ddtree.release import draft_parallel_context, logits_processor_of
 from sglang_ddtree.server_args import DDTreeConfig, ddtree_config
 from sglang_ddtree.vocab_shards import shard_topk, vocab_shard
 
@@ -167,7 +167,7 @@ class DDTreeDraftWorker(DFlashWorkerV2):
             global_num_token_non_padded_cpu=bs * block,
         )
         window.draft.bind(forward_batch, self.draft_model_runner.kv_index_translator)
-        with torch.inference_mode(), draft_tp_context(self.draft_parallel_layout):
+        with torch.inference_mode(), draft_parallel_context(self):
             hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
         if hidden is None:
             raise RuntimeError("the DFlash draft returned no hidden states")
@@ -182,7 +182,7 @@ class DDTreeDraftWorker(DFlashWorkerV2):
         """
         weight = unwrap_lora_layer(self.target_worker.model_runner.model.lm_head).weight
         logits = torch.matmul(hidden.to(weight.dtype), weight.T).float()
-        processor = self._target_logits_processor
+        processor = logits_processor_of(self.target_worker.model_runner.model)
         # DFLASH's argmax is blind to these two; the shape of a tree is not.
         if (scale := getattr(processor, "logit_scale", None)) is not None:
             logits = logits * scale

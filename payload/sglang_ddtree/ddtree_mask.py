@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+
+from sglang_ddtree.release import TreeMaskMode
 
 # By class, so that a backend's subclasses count as the backend.
 _LAYOUT_OF_BACKEND = {

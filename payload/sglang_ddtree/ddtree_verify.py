@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.speculative.spec_utils import (
@@ -15,6 +14,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_ddtree.ddtree_info import DDTreeVerifyInput
+from sglang_ddtree.release import verify_tree_greedy_func
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class DDTreeWorker(DDTreeDraftWorker):
 
         A graph does what it did when it was captured; whoever reads the logits goes by their width.
         """
-        processor = self._target_logits_processor
+        processor = getattr(self, "_target_logits_processor", None)  # from 0.5.23 on
         if not enough or self._vocab_shard is None or processor is None:
             yield
             return
@@ -215,7 +215,7 @@ class DDTreeWorker(DDTreeDraftWorker):
         ).logits_output
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify got no aux hidden states from the target")
-        processor = self._target_logits_processor
+        processor = getattr(self, "_target_logits_processor", None)  # from 0.5.23 on
         if (
             processor is not None
             and processor.do_tensor_parallel_all_gather
