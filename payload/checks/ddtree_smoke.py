@@ -20,6 +20,8 @@ ENTRY_POINT_GROUP, ENTRY_POINT, ENTRY_POINT_VALUE = (
     "ddtree",
     "sglang_ddtree.plugin:register",
 )
+WORKER = "sglang_ddtree.v1.worker", "sglang_ddtree.ddtree_worker"  # of the V1 line, of the newer one
+INFO = "sglang_ddtree.v1.info", "sglang_ddtree.ddtree_info"
 SYMBOLS = {
     "sglang_ddtree.ddtree_utils": (
         "build_ddtree_tree_from_logits",
@@ -29,8 +31,8 @@ SYMBOLS = {
         "summarize_ddtree",
         "assert_prefix_closed",
     ),
-    "sglang_ddtree.ddtree_info": ("DDTreeDraftInput", "DDTreeVerifyInput"),
-    "sglang_ddtree.ddtree_worker": (
+    INFO: ("DDTreeDraftInput", "DDTreeVerifyInput"),
+    WORKER: (
         "DDTreeWorker",
         "DDTreeWorker._build_ddtree_verify_input",
         "DDTreeWorker._greedy_tree_paths",
@@ -94,14 +96,19 @@ def check_plugin():
 def check_modules():
     package = importlib.import_module("sglang_ddtree")
     print(f"sglang_ddtree {package.__version__} from {package.__path__[0]}")
+    from sglang_ddtree import release
+
     for module in pkgutil.walk_packages(package.__path__, "sglang_ddtree."):
+        if not release.belongs_here(module.name.removeprefix("sglang_ddtree.")):
+            continue
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
             if error.name != "numba":  # without it trees are built in plain Python, as the worker logs
                 raise
             print(f"{module.name} left out: {error}")
-    for module_name, symbols in SYMBOLS.items():
+    for names, symbols in SYMBOLS.items():
+        module_name = names if isinstance(names, str) else names[0 if release.is_v1() else 1]
         for symbol in symbols:
             found = importlib.import_module(module_name)
             for part in symbol.split("."):

@@ -52,12 +52,14 @@ def parse(argv):
         return f"{error} (is the plugin loaded? SGLANG_PLUGINS may filter it)"
     is_ddtree = getattr(algorithm, "is_ddtree", None)
     if is_ddtree is not None and is_ddtree():
+        from sglang_ddtree.release import is_v1
         from sglang_ddtree.server_checks import check_server_args
         from sglang_ddtree.versions import UnsupportedSGLangError, check_sglang_version
 
         try:
             check_sglang_version()
-            check_server_args(server_args, resolved=False)
+            if not is_v1():  # there, parsing has resolved and checked them
+                check_server_args(server_args, resolved=False)
         except (ValueError, UnsupportedSGLangError) as error:
             return str(error)
     return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree.release import TreeMaskMode
+from sglang_ddtree.spec_tree import TreeMaskMode
 
 # By class, so that a backend's subclasses count as the backend.
 _LAYOUT_OF_BACKEND = {

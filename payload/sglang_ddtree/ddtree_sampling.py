@@ -34,7 +34,7 @@ def draw_at_nodes(
         ``[bs, N]`` int64 tokens; a greedy request among sampled ones takes its argmax.
     """
     greedy = sampling_info.top_ks == GREEDY_TOP_K
-    best = logits.argmax(-1).view(-1, num_nodes) if sampling_info.is_any_greedy else None
+    best = logits.argmax(-1).view(-1, num_nodes) if _is_any_greedy(sampling_info) else None
     draws = sampler(
         LogitsProcessorOutput(next_token_logits=logits),
         per_node(sampling_info, num_nodes),
@@ -57,18 +57,26 @@ def per_node(sampling_info: SamplingBatchInfo, num_nodes: int) -> SamplingBatchI
     def repeat(rows: torch.Tensor | None) -> torch.Tensor | None:
         return None if rows is None else rows.repeat_interleave(num_nodes, dim=0)
 
+    newer = {
+        "is_any_greedy": _is_any_greedy(sampling_info),
+        "max_top_k": getattr(sampling_info, "max_top_k", None),
+    }
     return SamplingBatchInfo(
         temperatures=repeat(sampling_info.temperatures),
         top_ps=repeat(sampling_info.top_ps),
         top_ks=repeat(sampling_info.top_ks),
         min_ps=repeat(sampling_info.min_ps),
         is_all_greedy=False,
-        is_any_greedy=sampling_info.is_any_greedy,
         need_top_p_sampling=sampling_info.need_top_p_sampling,
         need_top_k_sampling=sampling_info.need_top_k_sampling,
         need_min_p_sampling=sampling_info.need_min_p_sampling,
         vocab_size=sampling_info.vocab_size,
         sampling_seed=repeat(sampling_info.sampling_seed),
-        max_top_k=sampling_info.max_top_k,
         device=sampling_info.device,
+        **{name: value for name, value in newer.items() if name in SamplingBatchInfo.__dataclass_fields__},
     )
+
+
+def _is_any_greedy(sampling_info: SamplingBatchInfo) -> bool:
+    """Whether a request of the batch may be greedy; 0.5.13 keeps no record of it."""
+    return bool(getattr(sampling_info, "is_any_greedy", True))

@@ -37,7 +37,8 @@ from sglang_ddtree.ddtree_draft import DDTreeDraftWorker, Window
 from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
 from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
-from sglang_ddtree.ddtree_verify import AcceptedPaths, commit_accepted_paths, walk_tree
+from sglang_ddtree.ddtree_verify import commit_accepted_paths
+from sglang_ddtree.ddtree_walk import AcceptedPaths, walk_tree
 from sglang_ddtree.metrics import Stopwatch, TreeMetrics
 from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
 from sglang_ddtree.versions import check_sglang_version

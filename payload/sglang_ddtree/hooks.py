@@ -12,12 +12,11 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from sglang.srt.arg_groups import resolution_hooks
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_ddtree import server_args
+from sglang_ddtree.release import is_v1
 from sglang_ddtree.request_checks import validate_dflash_request
-from sglang_ddtree.spec_algorithm import resolve_speculative_decoding
 
 RESOLUTION_STEP = "handle_speculative_decoding"
 
@@ -56,29 +55,48 @@ LAUNCH_HOOKS = (
         HookType.AROUND,
         ("cls", "args"),
     ),
-    Hook(
-        "sglang.srt.server_args.ServerArgs.resolved_dict",
-        server_args.resolved_dict,
-        HookType.AFTER,
-        ("self",),
-    ),
 )
-
 # In the scheduler of a DDTREE server only.
-WORKER_HOOKS = (
-    Hook(
-        "sglang.srt.speculative.dflash_utils.validate_dflash_request",
-        validate_dflash_request,
-        HookType.AFTER,
-        ("req", "enable_overlap"),
-    ),
-    Hook(
-        "sglang.srt.speculative.spec_utils.spec_need_hidden_states",
-        spec_need_hidden_states,
-        HookType.AROUND,
-        (),
-    ),
-)
+WORKER_HOOKS: tuple[Hook, ...]
+if is_v1():
+    WORKER_HOOKS = (
+        Hook(
+            "sglang.srt.speculative.dflash_utils.validate_dflash_request",
+            validate_dflash_request,
+            HookType.AFTER,
+            ("req",),
+        ),
+        Hook(
+            "sglang.srt.managers.scheduler.Scheduler.get_init_info",
+            server_args.scheduler_init_info,
+            HookType.AFTER,
+            ("self",),
+        ),
+    )
+else:
+    LAUNCH_HOOKS = (
+        *LAUNCH_HOOKS,
+        Hook(
+            "sglang.srt.server_args.ServerArgs.resolved_dict",
+            server_args.resolved_dict,
+            HookType.AFTER,
+            ("self",),
+        ),
+    )
+    WORKER_HOOKS = (
+        Hook(
+            "sglang.srt.speculative.dflash_utils.validate_dflash_request",
+            validate_dflash_request,
+            HookType.AFTER,
+            ("req", "enable_overlap"),
+        ),
+        Hook(
+            "sglang.srt.speculative.spec_utils.spec_need_hidden_states",
+            spec_need_hidden_states,
+            HookType.AROUND,
+            (),
+        ),
+    )
 
 
 def install(hooks: Iterable[Hook]) -> None:
@@ -96,6 +114,11 @@ def install(hooks: Iterable[Hook]) -> None:
 
 
 def install_resolution_hook() -> None:
+    """Let DDTREE's argument checks run before SGLang's; not on 0.5.13, which has ``validate_server_args``."""
+    from sglang.srt.arg_groups import resolution_hooks
+
+    from sglang_ddtree.spec_algorithm import resolve_speculative_decoding
+
     if resolve_speculative_decoding not in resolution_hooks._HOOKS.get(RESOLUTION_STEP, ()):
         resolution_hooks.register_resolution_hook(RESOLUTION_STEP)(resolve_speculative_decoding)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from sglang_ddtree.release import is_v1
 from sglang_ddtree.versions import UnsupportedSGLangError, check_sglang_version
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,19 @@ def register() -> None:
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpecInputType  # noqa: F401  (imported before it is extended)
 
-    from sglang_ddtree import hooks, spec_algorithm
+    from sglang_ddtree import hooks
     from sglang_ddtree.server_args import install_flag_attributes
     from sglang_ddtree.spec_input_type import add_spec_input_type
 
     hooks.install(hooks.LAUNCH_HOOKS)
-    hooks.install_resolution_hook()
     install_flag_attributes(ServerArgs)
     add_spec_input_type("DDTREE_VERIFY")
+    if is_v1():
+        from sglang_ddtree.v1 import algorithm as spec_algorithm
+    else:
+        from sglang_ddtree import spec_algorithm
+
+        hooks.install_resolution_hook()
     spec_algorithm.register_algorithm()
     _registered = True
 
@@ -50,9 +56,9 @@ def _register_refusal(reason: str) -> None:
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        from sglang_ddtree import server_args, spec_algorithm
+        from sglang_ddtree import server_args, spec_registry
 
-        spec_algorithm.register_refusal(reason)
+        spec_registry.register_refusal(reason)
         HookRegistry.register(
             "sglang.srt.server_args.ServerArgs.add_cli_args", server_args.add_cli_args, HookType.AFTER
         )

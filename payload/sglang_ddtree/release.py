@@ -11,23 +11,20 @@ import importlib.util
 from contextlib import AbstractContextManager
 from typing import Any
 
-try:
-    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode, verify_tree_greedy_func  # 0.5.23
-except ImportError:
-    from sglang.srt.speculative.eagle_utils import TreeMaskMode, verify_tree_greedy_func
-
-__all__ = [
-    "TreeMaskMode",
-    "draft_parallel_context",
-    "is_v1",
-    "logits_processor_of",
-    "verify_tree_greedy_func",
-]
-
 
 def is_v1() -> bool:
     """Whether this SGLang has the V1 worker of DFLASH."""
     return importlib.util.find_spec("sglang.srt.speculative.dflash_worker") is not None
+
+
+# Modules that import what only one of the lines has.
+V1_MODULES = ("v1.commit", "v1.info", "v1.worker")
+V2_MODULES = ("ddtree_draft", "ddtree_info", "ddtree_verify", "ddtree_worker", "spec_algorithm")
+
+
+def belongs_here(module: str) -> bool:
+    """Whether ``module``, a name below this package, is for the installed SGLang's line."""
+    return module not in (V2_MODULES if is_v1() else V1_MODULES)
 
 
 def draft_parallel_context(worker: Any) -> AbstractContextManager[Any]:

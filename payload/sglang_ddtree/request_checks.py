@@ -14,13 +14,13 @@ class RequestRefusal(NamedTuple):
 
 
 def _sampling(name: str, neutral: Any) -> Callable[[Any], bool]:
-    return lambda req: getattr(req.sampling_params, name) != neutral
+    return lambda req: getattr(req.sampling_params, name, neutral) != neutral  # older releases lack some
 
 
 REFUSALS = (
     RequestRefusal("return_logprob", lambda req: bool(req.return_logprob)),
     RequestRefusal("return_hidden_states", lambda req: bool(req.return_hidden_states)),
-    RequestRefusal("return_sampling_mask", lambda req: bool(req.return_sampling_mask)),
+    RequestRefusal("return_sampling_mask", lambda req: bool(getattr(req, "return_sampling_mask", False))),
     RequestRefusal("json_schema", _sampling("json_schema", None)),
     RequestRefusal("regex", _sampling("regex", None)),
     RequestRefusal("ebnf", _sampling("ebnf", None)),
@@ -31,7 +31,7 @@ REFUSALS = (
     RequestRefusal("min_new_tokens", _sampling("min_new_tokens", 0)),
     RequestRefusal("custom_logit_processor", lambda req: req.custom_logit_processor is not None),
     RequestRefusal("watermark", _sampling("watermark", None)),
-    RequestRefusal("beam_width", lambda req: (req.sampling_params.beam_width or 1) > 1),
+    RequestRefusal("beam_width", lambda req: (getattr(req.sampling_params, "beam_width", None) or 1) > 1),
     RequestRefusal("multimodal inputs", lambda req: req.multimodal_inputs is not None),
 )
 
@@ -41,7 +41,7 @@ def refused_features(req: Any) -> list[str]:
     return [refusal.feature for refusal in REFUSALS if refusal.applies(req)]
 
 
-def validate_dflash_request(result: str | None, req: Any, enable_overlap: bool) -> str | None:
+def validate_dflash_request(result: str | None, req: Any, enable_overlap: bool = False) -> str | None:
     """AFTER hook on DFLASH's request check, which SGLang runs for each request of a DDTREE server.
 
     Returns:

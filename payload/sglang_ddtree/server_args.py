@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ ALGORITHM = "DDTREE"
 DEFAULT_BUDGET = 32
 DEFAULT_TOPK_CAP = 32
 _GIVEN_FLAGS = "_speculative_ddtree_given"  # bookkeeping name on a ServerArgs record
+# The same for a record under construction: 0.5.13's dataclass is resolved before it is returned.
+_being_parsed: ContextVar[dict[str, Any] | None] = ContextVar("ddtree_flags_being_parsed", default=None)
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,14 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
 
 def from_cli_args(original: Any, cls: type, args: argparse.Namespace) -> Any:
     """AROUND hook on ``ServerArgs.from_cli_args``: keep the flags given, and refuse what cannot work."""
-    record = original(cls, args)
-    given = {flag.name: getattr(args, flag.name, None) for flag in FLAGS}
-    setattr(record, _GIVEN_FLAGS, {name: value for name, value in given.items() if value is not None})
+    flags = {flag.name: getattr(args, flag.name, None) for flag in FLAGS}
+    given = {name: value for name, value in flags.items() if value is not None}
+    token = _being_parsed.set(given)
+    try:
+        record = original(cls, args)
+    finally:
+        _being_parsed.reset(token)
+    setattr(record, _GIVEN_FLAGS, given)
     validate_flags(record)
     return record
 
@@ -135,6 +143,11 @@ def resolved_dict(result: dict[str, Any], record: Any) -> dict[str, Any]:
     if is_ddtree(record):
         result.update({flag.name: getattr(record, flag.name) for flag in FLAGS})
     return result
+
+
+def scheduler_init_info(result: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+    """AFTER hook on 0.5.13's ``Scheduler.get_init_info``, which goes into ``/server_info`` there."""
+    return resolved_dict(result, scheduler.server_args)
 
 
 class FlagAttribute:
@@ -218,7 +231,7 @@ def validate_flags(view: Any) -> None:
         ValueError: with one line that names the option.
     """
     if not is_ddtree(view):
-        given = sorted(getattr(view, _GIVEN_FLAGS, None) or {})
+        given = sorted(_given_flags(view))
         if given:
             options = ", ".join(flag.option for flag in FLAGS if flag.name in given)
             raise ValueError(f"{options} needs --speculative-algorithm {ALGORITHM}")
@@ -228,6 +241,11 @@ def validate_flags(view: Any) -> None:
         raise ValueError("DDTREE needs --speculative-draft-model-path (a DFlash draft model)")
 
 
+def _given_flags(view: Any) -> dict[str, Any]:
+    given = getattr(view, _GIVEN_FLAGS, None)
+    return (_being_parsed.get() if given is None else given) or {}
+
+
 def _given(view: Any, flag: Flag) -> Any:
-    value = (getattr(view, _GIVEN_FLAGS, None) or {}).get(flag.name)
+    value = _given_flags(view).get(flag.name)
     return flag.from_environment() if value is None else value

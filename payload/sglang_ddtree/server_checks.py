@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
+from sglang_ddtree.release import is_v1
 from sglang_ddtree.server_args import ddtree_config
 
 
@@ -22,7 +23,11 @@ class Refusal(NamedTuple):
 
 
 def _chosen(name: str, *allowed: Any) -> Callable[[Any], bool]:
-    return lambda cfg: getattr(cfg, name) not in allowed
+    def applies(cfg: Any) -> bool:
+        return getattr(cfg, name, allowed[0]) not in allowed  # what an older release lacks cannot be chosen
+
+    applies.option = name
+    return applies
 
 
 def _on_accelerator(cfg: Any) -> bool:
@@ -106,6 +111,8 @@ def _simulates_acceptance() -> bool:
 
 
 def _decode_graphs_disabled(cfg: Any) -> bool:
+    if is_v1():
+        return bool(cfg.disable_cuda_graph)
     from sglang.srt.model_executor.cuda_graph_config import Backend
 
     config = cfg.cuda_graph_config

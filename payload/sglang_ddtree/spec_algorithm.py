@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -12,10 +11,10 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ddtree.server_args import ALGORITHM, ddtree_config, is_ddtree, validate_flags
 from sglang_ddtree.server_checks import check_server_args, check_target_model
+from sglang_ddtree.spec_registry import DEFAULT_MAX_RUNNING_REQUESTS, add_predicate, draft_block_size
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_RUNNING_REQUESTS = 48  # DFLASH's
 # Backends of hybrid models read the tree links only above 1; the value means nothing else to DDTREE.
 HYBRID_TOPK = 4
 _IS_HYBRID = "_speculative_ddtree_is_hybrid"  # bookkeeping name on a ServerArgs record
@@ -49,7 +48,7 @@ class DDTreeAlgorithm(CustomSpecAlgo):
             )
         config = ddtree_config(server_args)
         nodes = config.budget + 1
-        block = _draft_block_size(server_args)
+        block = draft_block_size(server_args)
         if block > nodes:
             logger.warning(
                 "DDTREE: a tree of %d nodes holds no path of the draft's %d; the block is cut", nodes, block
@@ -83,24 +82,9 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         return SpeculativeAlgorithm.create_future_map(self, *args, **kwargs)
 
 
-class RefusedDDTreeAlgorithm(CustomSpecAlgo):
-    """DDTREE on an SGLang that it was not tested with: choosing it fails with the reason."""
-
-    reason = ""
-
-    def is_ddtree(self) -> bool:
-        return True
-
-    def handle_server_args(self, server_args: Any) -> None:
-        raise ValueError(self.reason)
-
-    def create_worker(self, server_args: Any) -> type:
-        raise ValueError(self.reason)
-
-
 def register_algorithm() -> None:
     """Add DDTREE to the registry, and ``is_ddtree()`` to every algorithm."""
-    _add_predicate()
+    add_predicate()
 
     @SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DDTreeAlgorithm)
     def create_ddtree_worker(_server_args: Any) -> type:
@@ -112,13 +96,6 @@ def register_algorithm() -> None:
         return DDTreeWorker
 
 
-def register_refusal(reason: str) -> None:
-    """Register DDTREE so that choosing it raises ``reason`` instead of "unknown algorithm"."""
-    _add_predicate()
-    spec_class = type("RefusedDDTreeAlgorithm", (RefusedDDTreeAlgorithm,), {"reason": reason})
-    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=spec_class)(lambda _args: None)
-
-
 def resolve_speculative_decoding(server_args: Any, previous: Any) -> None:
     """Resolution hook around SGLang's ``handle_speculative_decoding``: DDTREE's checks come first."""
     cfg = resolving_view(server_args)
@@ -127,36 +104,3 @@ def resolve_speculative_decoding(server_args: Any, previous: Any) -> None:
         check_server_args(cfg)
         setattr(server_args, _IS_HYBRID, check_target_model(server_args))
     previous(server_args)
-
-
-def _add_predicate() -> None:
-    # On both: the registry demands of other plugins' classes whatever is_* the enum has.
-    for owner in (SpeculativeAlgorithm, CustomSpecAlgo):
-        if not hasattr(owner, "is_ddtree"):
-            owner.is_ddtree = lambda _self: False
-
-
-def _draft_block_size(cfg: Any) -> int:
-    """The draft's block size: ``--speculative-dflash-block-size``, else the draft's configuration."""
-    if cfg.speculative_dflash_block_size is not None:
-        block = int(cfg.speculative_dflash_block_size)
-    else:
-        from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
-        from sglang.srt.utils.hf_transformers_utils import get_config
-
-        draft_config = get_config(
-            cfg.speculative_draft_model_path,
-            trust_remote_code=cfg.trust_remote_code,
-            revision=cfg.speculative_draft_model_revision,
-            model_override_args=json.loads(cfg.json_model_override_args),
-        )
-        resolved = parse_dflash_draft_config(draft_hf_config=draft_config).resolve_block_size(default=None)
-        if resolved is None:
-            raise ValueError(
-                f"the draft model {cfg.speculative_draft_model_path} names no block size; "
-                "give --speculative-dflash-block-size"
-            )
-        block = int(resolved)
-    if block < 2:
-        raise ValueError(f"DDTREE needs a draft block of at least 2 tokens, got {block}")
-    return block

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-TESTED_SGLANG_VERSIONS = ("0.5.23", "0.5.22")
+TESTED_SGLANG_VERSIONS = ("0.5.23", "0.5.22", "0.5.13")
 
 
 class UnsupportedSGLangError(RuntimeError):

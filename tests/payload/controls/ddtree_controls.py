@@ -17,24 +17,53 @@ logger = logging.getLogger(__name__)
 
 
 def register():
-    from sglang_ddtree import ddtree_verify, spec_algorithm
+    from sglang_ddtree.release import is_v1
 
-    if settings()["break"] == "topk":
-        spec_algorithm.HYBRID_TOPK = 1
+    if is_v1():
+        from sglang_ddtree.v1 import algorithm as spec_algorithm
+        from sglang_ddtree.v1 import commit
 
+        commit.nodes_to_keep = front_if_broken(commit.nodes_to_keep)
+    else:
+        from sglang_ddtree import ddtree_verify, spec_algorithm
+
+        ddtree_verify.move_accept_tokens_to_target_kvcache = unless_broken(
+            ddtree_verify.move_accept_tokens_to_target_kvcache
+        )
+        if settings()["break"] == "topk":
+            spec_algorithm.HYBRID_TOPK = 1
     create_worker = spec_algorithm.DDTreeAlgorithm.create_worker
 
     def create_controlled_worker(self, server_args):
         return controlled(create_worker(self, server_args))
 
     spec_algorithm.DDTreeAlgorithm.create_worker = create_controlled_worker
-    move = ddtree_verify.move_accept_tokens_to_target_kvcache
 
+
+def unless_broken(move):
     def move_unless_broken(*args, **kwargs):
         if settings()["break"] != "move":
             move(*args, **kwargs)
 
-    ddtree_verify.move_accept_tokens_to_target_kvcache = move_unless_broken
+    return move_unless_broken
+
+
+def front_if_broken(nodes_to_keep):
+    """The V1 line moves no KV, it keeps the path's slots: broken, it keeps the window's first ones."""
+
+    def keep(paths, commit_lens):
+        if settings()["break"] != "move":
+            return nodes_to_keep(paths, commit_lens)
+        roots = paths.accept_index[:, 0].tolist()
+        return torch.tensor(
+            [
+                root + i
+                for root, length in zip(roots, commit_lens.tolist(), strict=True)
+                for i in range(length)
+            ]
+        )
+
+    return keep
 
 
 def settings():
@@ -43,18 +72,18 @@ def settings():
 
 def controlled(worker_class):
     class ControlledWorker(worker_class):
-        def _draft(self, batch, bonus_tokens, window, topk):
-            logps, ids = super()._draft(batch, bonus_tokens, window, topk)
+        def _draft(self, batch, *args):
+            logps, ids = super()._draft(batch, *args)
             if oracle := settings()["oracle"]:
                 logps[:], ids[:] = oracle_candidates(
                     batch, oracle, *ids.shape[1:], self.model_runner.model_config.vocab_size
                 )
             return logps, ids
 
-        def _build_ddtree_verify_input(self, batch, bonus_tokens, trees, window):
+        def _build_ddtree_verify_input(self, batch, bonus_tokens, trees, *window):
             if settings()["break"] == "mask":
                 trees = replace(trees, visibility=torch.ones_like(trees.visibility).tril())
-            return super()._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
+            return super()._build_ddtree_verify_input(batch, bonus_tokens, trees, *window)
 
         def _greedy_tree_paths(self, verify_input, logits):
             logger.info("controls: %d columns", logits.shape[-1])

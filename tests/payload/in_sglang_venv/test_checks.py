@@ -1,12 +1,13 @@
 """The gates' scripts: they pass on the payload as it is, and each fails on the payload broken its way."""
 
 import importlib.util
+import os
 import shutil
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-import sglang.srt.speculative.dflash_worker_v2  # noqa: F401  (once, before the forks)
+import sglang.srt.managers.scheduler  # noqa: F401  (once, before the forks)
 from conftest import REPOSITORY
 from forked import run_script
 from sglang.srt import plugins
@@ -15,7 +16,15 @@ CHECKS = REPOSITORY / "payload" / "checks"
 MARKER = "ddtree_import_ok 5 [0, 1] 777 None"
 assert not plugins._plugins_loaded, "run these tests in a process of their own: each fork loads the plugins"
 ENTRY_POINTS = "[sglang.srt.plugins]\nddtree = sglang_ddtree.plugin:register\n"
-LAUNCH = ["--model-path", "m", "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"]
+MODELS = os.environ.get("DDTREE_TEST_MODELS", ".sandbox/models")
+TARGET = ["--model-path", f"{MODELS}/target", "--device", "cpu"]
+LAUNCH = [
+    *TARGET,
+    *("--attention-backend", "cpu_tree", "--speculative-algorithm", "DDTREE"),
+    *("--speculative-draft-model-path", f"{MODELS}/draft_half"),
+]
+V1 = importlib.util.find_spec("sglang.srt.speculative.dflash_worker") is not None
+WORKER = "v1/worker.py" if V1 else "ddtree_worker.py"
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def test_the_smoke_test_passes_on_the_payload(staged):
     ("file", "old", "new", "reason"),
     [
         (
-            "ddtree_worker.py",
+            WORKER,
             "    def _build_ddtree_verify_input(",
             "    def _build_verify_input(",
             "has no DDTreeWorker._build_ddtree_verify_input",
@@ -77,11 +86,11 @@ def test_the_smoke_test_passes_on_the_payload(staged):
         ),
         (
             "hooks.py",
-            '("req", "enable_overlap")',
-            '("req",)',
-            "validate_dflash_request takes (req, enable_overlap)",
+            '("req",),' if V1 else '("req", "enable_overlap"),',
+            '("request",),',
+            f"validate_dflash_request takes ({'req' if V1 else 'req, enable_overlap'})",
         ),
-        ("ddtree_worker.py", "(DDTreeDraftWorker):", "(DDTreeDraftWorker)", "SyntaxError"),
+        (WORKER, "class DDTreeWorker(", "class DDTreeWorker((", "SyntaxError"),
     ],
     ids=[
         "symbol missing",
@@ -150,9 +159,9 @@ def test_a_whole_command_line_parses(staged):
         ([*LAUNCH, "--speculative-ddtree-budget", "0"], "--speculative-ddtree-budget must be at least 1"),
         ([*LAUNCH, "--speculative-ddtree-budget", "many"], "invalid int value: 'many'"),
         ([*LAUNCH, "--pp-size", "8"], "--pp-size"),
-        (["--model-path", "m", "--speculative-algorithm", "DDTREE"], "needs --speculative-draft-model-path"),
-        (["--model-path", "m", "--speculative-algorithm", "DDTRE"], "DDTRE"),
-        (["--model-path", "m", "--speculative-ddtree-budget", "8"], "needs --speculative-algorithm DDTREE"),
+        ([*TARGET, "--speculative-algorithm", "DDTREE"], "needs --speculative-draft-model-path"),
+        ([*TARGET, "--speculative-algorithm", "DDTRE"], "DDTRE"),
+        ([*TARGET, "--speculative-ddtree-budget", "8"], "needs --speculative-algorithm DDTREE"),
         (["--model-path", "m", "--no-such-flag"], "--no-such-flag"),
         ([], "--model-path"),
     ],

@@ -170,8 +170,8 @@ def test_beyond_its_limits_the_kernel_refuses_and_says_which(depth, width, budge
 
 @pytest.mark.parametrize("full_mask", [False, True], ids=["QLEN_ONLY", "FULL_MASK"])
 def test_the_compiled_trees_equal_the_reference_on_500_random_trees(cases, full_mask):
-    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
     from sglang_ddtree.ddtree_mask import flatten_tree_mask
+    from sglang_ddtree.spec_tree import TreeMaskMode
 
     layout = TreeMaskMode.FULL_MASK if full_mask else TreeMaskMode.QLEN_ONLY
     rng = np.random.default_rng(4)

@@ -6,11 +6,16 @@ import torch
 from chi_square import chi_square
 from conftest import sampling_info
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
-from sglang_ddtree.ddtree_info import DDTreeVerifyInput
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_utils import build_ddtree_tree_from_topk, follow_verified_tree
-from sglang_ddtree.ddtree_verify import walk_tree
+from sglang_ddtree.ddtree_walk import walk_tree
+from sglang_ddtree.release import is_v1
 from sglang_ddtree.tree_batch import build_ddtree_batch
+
+if is_v1():
+    from sglang_ddtree.v1.info import DDTreeVerifyInput
+else:
+    from sglang_ddtree.ddtree_info import DDTreeVerifyInput
 
 DRAWS = 40_000
 VOCAB = 8

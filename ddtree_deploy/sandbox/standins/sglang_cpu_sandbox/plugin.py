@@ -6,6 +6,7 @@ checks of the platform.  It changes nothing unless SGLang runs on its CPU engine
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -14,6 +15,11 @@ def register() -> None:
     from sglang.srt.utils import is_cpu
 
     if not is_cpu():
+        return
+    if find_spec("sglang.srt.speculative.dflash_worker") is not None:
+        from sglang_cpu_sandbox import v1
+
+        v1.register()
         return
 
     from sglang.srt.arg_groups.choices import (

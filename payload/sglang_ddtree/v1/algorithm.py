@@ -1,0 +1,91 @@
+"""The DDTREE entry of SGLang 0.5.13's algorithm registry."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_ddtree.server_args import ALGORITHM, ddtree_config, validate_flags
+from sglang_ddtree.server_checks import check_server_args
+from sglang_ddtree.spec_registry import DEFAULT_MAX_RUNNING_REQUESTS, add_predicate, draft_block_size
+
+logger = logging.getLogger(__name__)
+
+
+class DDTreeAlgorithm(CustomSpecAlgo):
+    """DDTREE, dispatched as a DFLASH whose verify window is a tree."""
+
+    def is_ddtree(self) -> bool:
+        return True
+
+    def is_dflash(self) -> bool:
+        return True
+
+    def supports_target_verify_for_draft(self) -> bool:
+        return True
+
+    def create_future_map(self, *args: Any, **kwargs: Any) -> Any:
+        """``CustomSpecAlgo`` lacks it, and the scheduler calls it."""
+        return SpeculativeAlgorithm.create_future_map(self, *args, **kwargs)
+
+
+def validate_server_args(server_args: Any) -> None:
+    """SGLang calls this while it resolves the arguments: refuse what cannot work, write the widths.
+
+    Raises:
+        ValueError: with one line that names the option.
+    """
+    validate_flags(server_args)
+    server_args.disable_overlap_schedule = True  # as DFLASH's: the V1 worker is synchronous
+    check_server_args(server_args)
+    check_target_model(server_args)
+    nodes = ddtree_config(server_args).budget + 1
+    block = draft_block_size(server_args)
+    if block > nodes:
+        logger.warning(
+            "DDTREE: a tree of %d nodes holds no path of the draft's %d; the block is cut", nodes, block
+        )
+    server_args.speculative_num_draft_tokens = nodes
+    server_args.speculative_dflash_block_size = min(block, nodes)
+    server_args.speculative_num_steps = 1
+    server_args.speculative_eagle_topk = 1
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+
+
+def check_target_model(server_args: Any) -> None:
+    """Refuse targets whose attention or state DDTREE cannot verify on this release.
+
+    Raises:
+        ValueError: a hybrid (Mamba / linear attention), MLA or sliding-window target.
+    """
+    model_config = server_args.get_model_config()
+    text_config = model_config.hf_text_config
+    if getattr(text_config, "linear_num_value_heads", None) or getattr(text_config, "mamba_n_heads", None):
+        raise ValueError("hybrid (Mamba / linear attention) targets are not supported with DDTREE on 0.5.13")
+    if server_args.use_mla_backend():
+        raise ValueError("MLA targets are not verified with DDTREE")
+    if model_config.is_hybrid_swa:
+        raise ValueError("targets with sliding-window attention are not verified with DDTREE")
+
+
+def register_algorithm() -> None:
+    """Add DDTREE to the registry, and ``is_ddtree()`` to every algorithm."""
+    add_predicate()
+
+    @SpeculativeAlgorithm.register(
+        ALGORITHM,
+        supports_overlap=False,
+        validate_server_args=validate_server_args,
+        spec_class=DDTreeAlgorithm,
+    )
+    def create_ddtree_worker(_server_args: Any) -> type:
+        from sglang_ddtree.hooks import WORKER_HOOKS, install
+
+        install(WORKER_HOOKS)
+        from sglang_ddtree.v1.worker import DDTreeWorker
+
+        return DDTreeWorker
