@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test setup lint unit sglang lab faults faults-mutations payload-bench rtt race clean
+.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench rtt race clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -32,6 +32,14 @@ unit: setup
 sglang: setup          ## tests with real SGLang servers, in the sandbox's venv (made when missing)
 	$(BIN)/ddtree-deploy sandbox up
 	DDTREE_REQUIRE_SGLANG=1 $(BIN)/pytest -q -m sglang
+
+# The releases that the payload serves beside the sandbox's own; 0.5.13 brings torch 2.11 (4.5 GB as a CUDA build).
+SGLANG_VERSIONS ?= 0.5.22 0.5.13
+sglang-versions: setup ## the payload's tests, real servers too, on the other SGLang releases that it serves
+	$(BIN)/python -m ddtree_deploy.sandbox.versions .sandbox/versions $(SGLANG_VERSIONS)
+	set -e; for version in $(SGLANG_VERSIONS); do \
+	  DDTREE_REQUIRE_SGLANG=1 DDTREE_SGLANG_PYTHON=$$PWD/.sandbox/versions/$$version/venv/bin/python3 \
+	    $(BIN)/pytest -q -m sglang tests/payload; done
 
 lab: setup             ## tests on real systemd hosts in network namespaces; needs root
 	DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q -m lab

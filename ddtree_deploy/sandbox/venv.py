@@ -87,6 +87,7 @@ def ensure(
     python: str | None = None,
     torch_index_url: str | None = None,
     confirm: Callable[[str], bool] | None = None,
+    requirements: Path | None = None,
 ) -> bool:
     """Make the venv, or keep the one that is there if today's recipe would give the same.
 
@@ -97,6 +98,7 @@ def ensure(
         python: interpreter to make it with; by default this one, or the first fitting one on PATH.
         torch_index_url: package index with CPU builds of torch, used beside the configured ones.
         confirm: asked, with the reason, before a CUDA build of torch is fetched; None: say it and go on.
+        requirements: other pins than the sandbox's own, as a file that stays (`versions` writes such).
 
     Returns:
         True if anything was installed.
@@ -104,32 +106,35 @@ def ensure(
     Raises:
         SandboxError: no fitting Python, no space, pip failed, or the download was declined.
     """
-    if python is None and state(venv) == "ready" and _works(venv):
+    requirements = requirements or REQUIREMENTS
+    if python is None and state(venv, requirements) == "ready" and _works(venv):
         say("venv: kept, as pinned")
         return False
     interpreter = find_python(python)
-    target = wanted(_version(interpreter), REQUIREMENTS.read_text(), standins_install.digest())
+    target = wanted(_version(interpreter), requirements.read_text(), standins_install.digest())
     have = Stamp.read(venv)
     if have == target and _works(venv):
         say("venv: kept, as pinned")
         return False
     if have and (have.requirements, have.python) == (target.requirements, target.python) and _works(venv):
         say("venv: kept; the stand-ins have changed and are installed anew")
-    elif have and have.python == target.python and _works(venv) and _holds_pinned_torch(venv):
-        _update(venv, Pip(python_of(venv), log, say, torch_index_url), say)
+    elif have and have.python == target.python and _works(venv) and _holds_torch_of(venv, requirements):
+        _update(venv, requirements, Pip(python_of(venv), log, say, torch_index_url), say)
     else:
-        _build(venv, interpreter, log=log, say=say, torch_index_url=torch_index_url, confirm=confirm)
+        pip = Pip(python_of(venv), log, say, torch_index_url)
+        _build(venv, interpreter, requirements, pip, log=log, say=say, confirm=confirm)
     standins_install.install(site_packages(venv))
     target.write(venv)
     return True
 
 
-def state(venv: Path) -> str:
+def state(venv: Path, requirements: Path | None = None) -> str:
     """``ready``, ``outdated`` (made by another recipe, or not finished) or ``absent``; changes nothing."""
     have = Stamp.read(venv)
     if have is None:
         return "outdated" if venv.exists() else "absent"
-    current = wanted(have.python, REQUIREMENTS.read_text(), standins_install.digest())
+    text = (requirements or REQUIREMENTS).read_text()
+    current = wanted(have.python, text, standins_install.digest())
     return "ready" if have == current and python_of(venv).exists() else "outdated"
 
 
@@ -180,10 +185,11 @@ def python_of(venv: Path) -> Path:
 def _build(
     venv: Path,
     interpreter: str,
+    requirements: Path,
+    pip: Pip,
     *,
     log: Path,
     say: Say,
-    torch_index_url: str | None,
     confirm: Callable[[str], bool] | None,
 ) -> None:
     began = time.monotonic()
@@ -197,35 +203,34 @@ def _build(
             f"{free / 1e9:.1f} GB are free in {venv.parent}, the venv may need {DISK_NEEDED / 1e9:.0f} GB",
             stage="venv",
         )
-    pip = Pip(python_of(venv), log, say, torch_index_url)
     say(f"venv: making it with Python {_version(interpreter)} (once; a few minutes)")
     pip.run([interpreter, "-m", "venv", str(venv)])
     pip.install("--upgrade", PIP)
-    version = torch_pin(REQUIREMENTS.read_text())
-    _tell_about_torch(pip, version, say, confirm)
-    pip.install(f"torch=={version}", "--constraint", str(REQUIREMENTS))
-    pip.install("--no-deps", "--requirement", str(REQUIREMENTS))
+    _tell_about_torch(pip, requirements, say, confirm)
+    pip.install(f"torch=={torch_pin(requirements.read_text())}", "--constraint", str(requirements))
+    pip.install("--no-deps", "--requirement", str(requirements))
     say(f"venv: made in {time.monotonic() - began:.0f} s")
 
 
-def _update(venv: Path, pip: Pip, say: Say) -> None:
+def _update(venv: Path, requirements: Path, pip: Pip, say: Say) -> None:
     """Bring a finished venv to other pins; packages that are pinned no more stay, and harm nothing."""
     say("venv: kept; the pins have changed and are installed over it")
     _stamp_file(venv).unlink()  # interrupted, it is made anew
-    pip.install("--no-deps", "--requirement", str(REQUIREMENTS))
+    pip.install("--no-deps", "--requirement", str(requirements))
 
 
-def _holds_pinned_torch(venv: Path) -> bool:
-    version = torch_pin(REQUIREMENTS.read_text())
+def _holds_torch_of(venv: Path, requirements: Path) -> bool:
+    version = torch_pin(requirements.read_text())
     found = [path.name for path in site_packages(venv).glob("torch-*.dist-info")]
     return any(name.removesuffix(".dist-info").split("+")[0] == f"torch-{version}" for name in found)
 
 
-def _tell_about_torch(pip: Pip, version: str, say: Say, confirm: Callable[[str], bool] | None) -> None:
+def _tell_about_torch(pip: Pip, requirements: Path, say: Say, confirm: Callable[[str], bool] | None) -> None:
     """Before anything big is fetched: say so if it would be a CUDA build."""
+    version = torch_pin(requirements.read_text())
     if torch_build.cpu_build_offered(pip.versions_of("torch"), version):
         return
-    found = torch_build.from_report(pip.dry_run(f"torch=={version}", "--constraint", str(REQUIREMENTS)))
+    found = torch_build.from_report(pip.dry_run(f"torch=={version}", "--constraint", str(requirements)))
     if not found.cuda:
         return
     for line in torch_build.advice(found):

@@ -20,15 +20,14 @@ class CpuTreeAttnBackend(IntelAMXAttnBackend):
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         # The stand-ins are of a later release, which gives the scales of a quantized cache as well.
-        self._extend_attention, self._decode_attention = self.extend_attention_fwd, self.decode_attention_fwd
         self.extend_attention_fwd = self._extend_without_scales
         self.decode_attention_fwd = self._decode_without_scales
 
     def _extend_without_scales(self, *arguments: Any) -> None:
-        self._extend_attention(*arguments[:6], 1.0, 1.0, *arguments[6:])
+        torch.ops.sgl_kernel.extend_attention_cpu(*arguments[:6], 1.0, 1.0, *arguments[6:])
 
     def _decode_without_scales(self, *arguments: Any) -> None:
-        self._decode_attention(*arguments[:3], 1.0, 1.0, *arguments[3:])
+        torch.ops.sgl_kernel.decode_attention_cpu(*arguments[:3], 1.0, 1.0, *arguments[3:])
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         if forward_batch.forward_mode.is_target_verify():
