@@ -16,7 +16,8 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     tree_batch       the trees of a batch, padded; chooses the builder
     ddtree_mask      the tree mask in the layout of the attention backend
     ddtree_sampling  the target's own draw at every node
-    ddtree_verify    the walk, and the one commit after it
+    ddtree_walk      the walk down each tree, and what it accepts
+    ddtree_verify    the one commit after it
     ddtree_draft     the worker's draft side: loads the draft, runs its block
     ddtree_worker    draft -> tree -> verify -> commit
     metrics          a line per tree and its invariants
@@ -26,6 +27,10 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     request_checks   what a DDTREE server refuses per request
     hooks            every place where SGLang is wrapped, with the signature it must have
     spec_algorithm   the DDTREE entry of SGLang's algorithm registry
+    spec_registry    what every such entry needs, and the one that only refuses
+    v1               the worker, commit and registry entry for SGLang 0.5.13
+    release          which SGLang this is, and what has another name there
+    spec_tree        SGLang's tree constants and walk, from where the release keeps them
     plugin           the entry point
 """
 
