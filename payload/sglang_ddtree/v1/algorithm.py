@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
 from sglang_ddtree.server_args import ALGORITHM, ddtree_config, validate_flags
 from sglang_ddtree.server_checks import check_server_args
 from sglang_ddtree.spec_registry import DEFAULT_MAX_RUNNING_REQUESTS, add_predicate, draft_block_size
@@ -42,7 +43,10 @@ def validate_server_args(server_args: Any) -> None:
     server_args.disable_overlap_schedule = True  # as DFLASH's: the V1 worker is synchronous
     check_server_args(server_args)
     check_target_model(server_args)
-    nodes = ddtree_config(server_args).budget + 1
+    config = ddtree_config(server_args)
+    if config.budget_schedule is not None:
+        raise ValueError(f"{SCHEDULE_OPTION} is not supported with DDTREE on SGLang 0.5.13")
+    nodes = config.budget + 1
     block = draft_block_size(server_args)
     if block > nodes:
         logger.warning(
@@ -57,15 +61,12 @@ def validate_server_args(server_args: Any) -> None:
 
 
 def check_target_model(server_args: Any) -> None:
-    """Refuse targets whose attention or state DDTREE cannot verify on this release.
+    """Refuse targets whose attention DDTREE cannot verify; the worker refuses those with recurrent state.
 
     Raises:
-        ValueError: a hybrid (Mamba / linear attention), MLA or sliding-window target.
+        ValueError: an MLA or sliding-window target.
     """
     model_config = server_args.get_model_config()
-    text_config = model_config.hf_text_config
-    if getattr(text_config, "linear_num_value_heads", None) or getattr(text_config, "mamba_n_heads", None):
-        raise ValueError("hybrid (Mamba / linear attention) targets are not supported with DDTREE on 0.5.13")
     if server_args.use_mla_backend():
         raise ValueError("MLA targets are not verified with DDTREE")
     if model_config.is_hybrid_swa:

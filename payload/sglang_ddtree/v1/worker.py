@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -25,7 +26,8 @@ from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_walk import AcceptedPaths, walk_tree
 from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
-from sglang_ddtree.metrics import log_verified_trees
+from sglang_ddtree.metrics import Stopwatch, TreeMetrics
+from sglang_ddtree.prometheus import TreeExporter
 from sglang_ddtree.release import logits_processor_of
 from sglang_ddtree.server_args import ddtree_config
 from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
@@ -57,6 +59,15 @@ class DDTreeWorker(DFlashWorker):
         self.num_nodes = self.ddtree.budget + 1
         self._mask_layout = tree_mask_layout(self.model_runner.attn_backend)
         self._mask_workspace = MaskWorkspace()
+        labels = {"model_name": server_args.served_model_name}
+        self.metrics = TreeMetrics(
+            debug=self.ddtree.debug_metrics,
+            exporter=TreeExporter(labels) if server_args.enable_metrics else None,
+            tp_group=get_tp_group(),
+            device=torch.device(self.device),
+        )
+        if self.model_runner.mambaish_config is not None:
+            raise ValueError("hybrid (Mamba / linear attention) targets are not supported on SGLang 0.5.13")
         weight = getattr(getattr(self.model_runner.model, "lm_head", None), "weight", None)
         if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
             raise ValueError("DDTREE needs the target's lm_head as a dense, unquantized weight")
@@ -79,18 +90,28 @@ class DDTreeWorker(DFlashWorker):
             raise RuntimeError(f"DDTREE expected DFLASH's draft state, got {type(draft_input).__name__}")
 
         topk_logps, topk_ids = self._draft(batch, draft_input.bonus_tokens)
-        trees = build_ddtree_batch(
-            topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget, self._mask_workspace
-        )
+        with Stopwatch() as building:
+            trees = build_ddtree_batch(
+                topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget, self._mask_workspace
+            )
         verify_input = self._build_ddtree_verify_input(batch, draft_input.bonus_tokens, trees)
-        logits_output = self._verify(batch, verify_input, **kwargs)
+        with self.metrics.on_device() as verifying:
+            logits_output = self._verify(batch, verify_input, **kwargs)
         logits = self._adjusted_logits(batch, logits_output.next_token_logits)
         if batch.sampling_info is None or batch.sampling_info.is_all_greedy:
             choices, paths = self._greedy_tree_paths(verify_input, logits)
         else:
             choices, paths = self._sample_tree_paths(verify_input, logits, batch.sampling_info)
-        if self.ddtree.debug_metrics:
-            log_verified_trees(trees.trees(), self.ddtree.budget, choices, paths, batch.reqs)
+        if self.metrics.enabled:
+            self.metrics.record(
+                trees,
+                choices,
+                paths,
+                batch.reqs,
+                budget=self.ddtree.budget,
+                building=building,
+                verifying=verifying,
+            )
         return self._commit(batch, draft_input, paths, logits_output)
 
     def _draft(self, batch: ScheduleBatch, bonus_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
