@@ -59,7 +59,7 @@ faults-mutations: setup
 	$(BIN)/python -m tests.lab.matrix --mutations
 
 race: setup            ## two controllers in the same second, 50 times: one wins, the other names it
-	DDTREE_RACES=50 $(BIN)/pytest -q tests/onhost/test_unlock.py -k two_at_once
+	DDTREE_RACES=50 DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q tests/lab/test_race.py
 
 clean:                 ## ends the sandbox, removes it and the venv
 	-$(BIN)/ddtree-deploy sandbox down --purge

@@ -20,6 +20,7 @@ from typing import IO, Any
 from ddtree_deploy.errors import ContactLost, InputError
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import Plan, to_dict
+from ddtree_deploy.onhost.service.launch import is_secret_name, mask_argv
 
 FOLDER = ".ddtree-deploy"
 CONTACT_LOST = ContactLost.exit_code
@@ -48,6 +49,8 @@ class RunRecord:
         """Keep the plan; names of secrets stay, their values do not."""
         data = to_dict(plan)
         data["secrets"] = dict.fromkeys(plan.secrets, "***")
+        if data["service"] is not None:
+            data["service"]["launch"] = _masked(data["service"]["launch"])
         _write(self.folder / "plan.json", data)
 
     def facts(self, facts: Facts) -> None:
@@ -134,6 +137,17 @@ class Record:
         if not ignore.exists():
             ignore.write_text("*\n")
         return self.folder
+
+
+def _masked(launch: dict[str, Any]) -> dict[str, Any]:
+    """A launch without the values of flags and variables that are named like secrets."""
+    for table in ("set", "env"):
+        for name, value in launch[table].items():
+            if value is not None and is_secret_name(name):
+                launch[table][name] = "***"
+    if launch["command"] is not None:
+        launch["command"] = mask_argv(launch["command"])
+    return launch
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

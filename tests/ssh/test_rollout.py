@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -422,19 +424,48 @@ def test_a_service_that_does_not_pass_is_rolled_back(serving: Box, mood: dict[st
     assert plain.returncode == 0 and "already back" in plain.stdout
 
 
-def test_the_api_key_is_in_no_record_and_no_journal(serving: Box) -> None:
+def test_the_api_key_is_in_no_record_no_journal_no_process_list_and_no_evidence(serving: Box) -> None:
     key = "sk-very-secret-0815"
     file = serving.work / "hosts.yaml"
     data = yaml.safe_load(file.read_text())
     data["hosts"]["box"]["service"]["api_key"] = {"env": "BOX_KEY"}
+    data["hosts"]["box"]["service"]["launch"]["env"] = {"HF_TOKEN": "hf_verySecret4711"}
     file.write_text(yaml.safe_dump(data))
-    done = serving.start("rollout", "box", "--yes", BOX_KEY=key).finish(300)
+    secrets = (key, "hf_verySecret4711")
+    seen: set[str] = set()
+    over = threading.Event()
+    watch = threading.Thread(target=watch_process_list, args=(secrets, seen, over))
+    watch.start()
+    try:
+        done = serving.start("rollout", "box", "--yes", BOX_KEY=key).finish(300)
+    finally:
+        over.set()
+        watch.join()
     assert done.code == 0, done
-    assert key not in json.dumps(done.events) + done.stderr
-    kept = [p for p in serving.work.rglob("*") if p.is_file() and key.encode() in p.read_bytes()]
-    assert kept == []
+    assert seen == set()
+    shown = [json.dumps(done.events) + done.stderr]
+    assert serving.plain("report", "last", "-o", "report.html").returncode == 0
+    for command in (["show", "last"], ["show", "last", "--json"], ["history"]):
+        shown.append(serving.plain(*command).stdout)
+    assert all(shown) and not [text for text in shown for secret in secrets if secret in text]
     assert layout.RUNNER in {p.name for p in serving.state.rglob("*")}
-    assert [p for p in serving.state.rglob("*") if p.is_file() and key.encode() in p.read_bytes()] == []
+    kept = [p for p in [*serving.work.rglob("*"), *serving.state.rglob("*")] if p.is_file() and p != file]
+    assert serving.work / "report.html" in kept
+    holding = {p for p in kept for secret in secrets if secret.encode() in p.read_bytes()}
+    # What starts the service again needs its environment; it is in files that only their owner reads.
+    assert not [p for p in holding if p.suffix != ".json" or "logs" in p.parts], holding
+    assert not [p for p in holding if p.stat().st_mode & 0o077]
+    assert not [p for p in kept if key.encode() in p.read_bytes()]
+    assert not [p for p in holding if serving.work in p.parents]
+
+
+def watch_process_list(secrets: tuple[str, ...], seen: set[str], over: threading.Event) -> None:
+    """Every command line that any process has while we look, as `ps` would show it."""
+    while not over.wait(0.02):
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                seen.update(text for secret in secrets if secret in text)
 
 
 def test_unlock_shows_who_holds_the_host_and_ends_the_run_only_when_forced(box: Box) -> None:
