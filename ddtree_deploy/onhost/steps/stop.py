@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import guard, serving
+from .. import gpu_memory, guard, serving
 from ..context import Context, StepFailed, StepSkipped, UndoFailed
 from ..service import Footprint, Record, ServiceControl, ServiceError, stopping
 from ..service.ready import wait_ready
@@ -32,8 +32,14 @@ def do(ctx: Context) -> str:
         raise StepSkipped("the service was not running")
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
     ctx.progress(drained)
+    gpus = gpu_memory.used_by(pid for pid, _ in control.footprint().members)
     guard.put(ctx)
-    ctx.intent(record=str(ctx.backup_dir), was_active=before.active, generated=before.generated)
+    ctx.intent(
+        record=str(ctx.backup_dir),
+        was_active=before.active,
+        generated=before.generated,
+        gpus=sorted(gpus),
+    )
     ended = stopping.stop(
         ctx,
         control,
@@ -41,7 +47,8 @@ def do(ctx: Context) -> str:
         kill=bool(ctx.option("kill", service.stop_kill)),
     )
     ctx.done()
-    return f"{drained}; {ended}"
+    free = gpu_memory.wait_free(ctx, gpus, gpu_memory.fraction_of(control.future_argv()))
+    return "; ".join(filter(None, [drained, ended, free]))
 
 
 def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
@@ -68,6 +75,10 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
         kill=bool(ctx.option("kill", service.stop_kill)),
     )
     control.restore_launch(ctx, folder)
+    try:  # the new one's memory has to be back, too; whether it is enough the start itself shows
+        gpu_memory.wait_free(ctx, set(intents[0].get("gpus", [])), gpu_memory.fraction_of(before.argv))
+    except StepFailed as e:
+        ctx.progress(e.reason)
     control.start(ctx)
     if before.generated:
         said = wait_ready(
