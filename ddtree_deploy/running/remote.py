@@ -20,7 +20,7 @@ from ddtree_deploy.onhost.protocol import (
     to_dict,
 )
 from ddtree_deploy.running import zipapp
-from ddtree_deploy.ssh import Link, transport_error
+from ddtree_deploy.ssh import Link, become, transport_error
 from ddtree_deploy.text import safe
 
 # Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
@@ -36,8 +36,11 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
         TransportError: the connection failed, or sudo wants a password.
         GateFailed: the host's Python ran but could not answer.
     """
-    command = link.command(host.python, "-I", "-S", "-")
-    done = link.run(command, zipapp.facts_script(request), timeout=FACTS_S, stage="facts")
+    script = zipapp.facts_script(request)
+    done = link.run(link.command(host.python, "-I", "-S", "-"), script, timeout=FACTS_S, stage="facts")
+    if become.wanted(host, done):  # before all else that is run there: what follows knows the password
+        become.ask(link)
+        done = link.run(link.command(host.python, "-I", "-S", "-"), script, timeout=FACTS_S, stage="facts")
     # A login script may print before us: the answer is the marked line, wherever it is.
     marked = [line for line in done.out.split(b"\n") if line.startswith(FACTS_MARK.encode())]
     if not marked:

@@ -4,6 +4,7 @@ with connect(host) as link:
     done = link.run(link.command(host.python, "-V"), timeout=20)
 """
 
+from ddtree_deploy.ssh import become
 from ddtree_deploy.ssh.errors import host_key_error, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files
 from ddtree_deploy.ssh.link import Finished, Link, connect, offered_key
@@ -17,6 +18,7 @@ __all__ = [
     "Stream",
     "StreamEnded",
     "Traffic",
+    "become",
     "connect",
     "host_key_error",
     "known_hosts_files",

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
-from ddtree_deploy.ssh import known_hosts
+from ddtree_deploy.ssh import become, known_hosts
 from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
@@ -51,8 +51,7 @@ class Link:
 
     def command(self, python: str, *args: str) -> str:
         """The shell command that runs the host's Python: a leading `~` is expanded there, the rest quoted."""
-        words = [_quote_path(python), *(shlex.quote(a) for a in args)]
-        return " ".join(["sudo -n", *words] if self.host.become else words)
+        return " ".join([*become.words(self.host), _quote_path(python), *(shlex.quote(a) for a in args)])
 
     def stream(self, command: str, *, stage: str = "ssh") -> Stream:
         """Start a command. Raises TransportError when the host does not start it within 30 s."""
@@ -66,7 +65,14 @@ class Link:
                     error = TimeoutError(f"the host did not start a command within {EXEC_S:.0f} s")
                 raise translate(error, self.host, stage) from error
         self.traffic.execs += 1
-        return Stream(channel, self.traffic, self.abort)
+        stream = Stream(channel, self.traffic, self.abort)
+        first = become.first_input(self.host, command)
+        if first:
+            try:
+                stream.send(first)
+            except LinkLost as error:
+                raise transport_error(self.host, stage, str(error)) from error
+        return stream
 
     def run(self, command: str, stdin: bytes = b"", *, timeout: float, stage: str = "ssh") -> Finished:
         """Run a command to its end, feeding stdin and draining both outputs at the same time.
