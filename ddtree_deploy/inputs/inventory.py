@@ -42,6 +42,7 @@ class Host:
     known_hosts: Path = field(default_factory=lambda: Path("~/.ssh/known_hosts").expanduser())
     gpus: int | None = None  # expected number
     become: bool = False
+    sign_with: Path | None = None  # an SSH key that vouches for payloads
     state_dir: str = ""  # on the host; "": the default of the user there
     connect_timeout_s: float = 10.0
     also_stop: tuple[str, ...] = ()
@@ -124,6 +125,7 @@ def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
         known_hosts=_local_path(here, model.known_hosts),
         gpus=model.gpus,
         become=model.become,
+        sign_with=_local_path(here, model.sign_with) if model.sign_with else None,
         state_dir=model.state_dir,
         connect_timeout_s=model.connect_timeout,
         also_stop=tuple(model.also_stop),

@@ -73,6 +73,7 @@ class HostModel(Model):
     known_hosts: str = "~/.ssh/known_hosts"
     gpus: Annotated[int, Field(ge=0, le=1024)] | None = None
     become: bool = False
+    sign_with: str | None = None
     state_dir: str = ""
     connect_timeout: Timeout = 10.0
     also_stop: list[str] = Field(default_factory=list)

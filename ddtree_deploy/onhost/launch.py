@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from . import archive, codecache, detach, layout, steps
+from . import archive, codecache, detach, layout, signature, steps
 from .files import Files
 from .follow import follow
 from .protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
@@ -84,6 +84,10 @@ def accept(run_dir: Path) -> Plan:
         raise ProtocolError(problem)
     if plan.payload_digest and archive.digest(run_dir / layout.PAYLOAD) != plan.payload_digest:
         raise archive.BadArchive("the payload that arrived is not the one that was planned (digest)")
+    try:
+        signature.check(plan, run_dir, run_dir.parents[3])
+    except signature.NotSigned as error:
+        raise ProtocolError(str(error)) from None
     return plan
 
 

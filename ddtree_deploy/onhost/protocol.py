@@ -190,6 +190,7 @@ class Plan:
     gpus: int | None = None
     on_controller_loss: str = "finish"  # finish | undo
     on_inconclusive: str = "rollback"  # rollback | hold
+    signature: str = ""  # of the payload's digest, see signature.py
     secrets: dict[str, str] = field(default_factory=dict)  # api_key; kept out of journal and logs
 
 

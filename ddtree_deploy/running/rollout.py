@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,7 +25,7 @@ from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
-from ddtree_deploy.running import local_step
+from ddtree_deploy.running import local_step, signing
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
@@ -171,6 +171,9 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         raise Interrupted("not confirmed", stage="plan", host=host.name, state=NOTHING_DONE)
     if job.payload is not None and job.playbook.step("local") is not None:
         _local(host, job.payload, made, facts, emit)
+    if host.sign_with is not None and job.action == "rollout":
+        signed = signing.sign(host, host.sign_with, made.plan.payload_digest)
+        made = replace(made, plan=replace(made.plan, signature=signed))
     run_dir = run_dir_of(facts, made.plan.run)
     follower = Follower(
         host=host,
