@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from pydantic import Field, model_validator
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import yamlfile
-from ddtree_deploy.onhost.agreement import Judgement, judge_acceptance, worst_of
+from ddtree_deploy.onhost import expected
+from ddtree_deploy.onhost.agreement import Judgement
+from ddtree_deploy.onhost.expected import TOLERANCE, Measured
+
+__all__ = ["FORMAT", "TOLERANCE", "Baseline", "Entry", "Measured", "compare", "dump", "import_table", "load"]
 
 FORMAT = 1
-# Our choice: room for other kernels and another dtype, and far less than a broken port loses (15 % in a
-# public one).
-TOLERANCE = 0.03
 
 
 class Entry(yamlfile.Model):
@@ -46,9 +46,7 @@ class Entry(yamlfile.Model):
     @property
     def arm(self) -> str:
         """`chain`, `budget 64`, or `best of 16, 32, 64`."""
-        if self.budget is None:
-            return f"best of {', '.join(map(str, self.best_of))}"
-        return f"budget {self.budget}" if self.budget else "chain"
+        return expected.arm(self.budget, self.best_of)
 
 
 class Baseline(yamlfile.Model):
@@ -70,11 +68,11 @@ class Baseline(yamlfile.Model):
         return sorted(self._of(dataset, temperature), key=lambda e: (e.budget is None, e.budget or 0))
 
     def _of(self, dataset: str, temperature: float) -> list[Entry]:
-        return [e for e in self.entries if _key(e.dataset) == _key(dataset) and e.temperature == temperature]
-
-
-def _key(name: str) -> str:
-    return "".join(c for c in name.casefold() if c not in " -_")
+        return [
+            e
+            for e in self.entries
+            if expected.key(e.dataset) == expected.key(dataset) and e.temperature == temperature
+        ]
 
 
 def load(path: Path | str) -> Baseline:
@@ -92,7 +90,7 @@ def load(path: Path | str) -> Baseline:
     baseline = document.parse(Baseline)
     seen: dict[tuple[str, float, str], int] = {}
     for i, entry in enumerate(baseline.entries):
-        key = (_key(entry.dataset), entry.temperature, entry.arm)
+        key = (expected.key(entry.dataset), entry.temperature, entry.arm)
         if key in seen:
             text = f"same data set, temperature and budget as entries[{seen[key]}]"
             raise document.error(("entries", i), text)
@@ -100,63 +98,9 @@ def load(path: Path | str) -> Baseline:
     return baseline
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a server under test shows over a data set's prompts."""
-
-    model: str
-    draft: str
-    dataset: str
-    budget: int
-    accept_length: float
-    steps_per_token: float | None = None
-    temperature: float = 0.0
-
-
 def compare(measured: Measured, baseline: Baseline, tolerance: float = TOLERANCE) -> Judgement:
-    """Is the port as good as the figures measured elsewhere? Another model or draft, or no such entry:
-    inconclusive.
-
-    tolerance: relative; only worse counts.
-    """
-    for what, here, there in (
-        ("model", measured.model, baseline.model),
-        ("draft", measured.draft, baseline.draft),
-    ):
-        if _model_name(here) != _model_name(there):
-            reason = f"the baseline is for {what} {there}, here it is {here}"
-            return Judgement("inconclusive", reason, {"expected": there, "found": here})
-    entry = baseline.find(measured.dataset, measured.budget, measured.temperature)
-    if entry is None:
-        near = [
-            f"{e.arm} {e.accept_length:g}" for e in baseline.nearby(measured.dataset, measured.temperature)
-        ]
-        known = f"; it has {', '.join(near)}" if near else ""
-        at = f"{measured.dataset} at budget {measured.budget}, temperature {measured.temperature:g}"
-        return Judgement("inconclusive", f"the baseline has no figure for {at}{known}", {"near": near})
-    against = f"baseline ({entry.source or baseline.source})"
-    judged = [
-        judge_acceptance(
-            measured.accept_length, entry.accept_length, tolerance, what="accept length", against=against
-        )
-    ]
-    if entry.steps_per_token is not None and measured.steps_per_token is not None:
-        judged.append(
-            judge_acceptance(
-                measured.steps_per_token,
-                entry.steps_per_token,
-                tolerance,
-                what="verify steps per token",
-                against=against,
-                higher_is_better=False,
-            )
-        )
-    return worst_of(judged)
-
-
-def _model_name(name: str) -> str:
-    """The last part of a path or a hub name: `/models/Qwen3-8B` and `Qwen/Qwen3-8B` are one model."""
-    return name.rstrip("/").rsplit("/", 1)[-1].casefold()
+    """Is the port as good as the figures measured elsewhere? As the gate on the host judges it."""
+    return expected.compare(measured, baseline.model_dump(), tolerance)
 
 
 COLUMNS = ("dataset", "temperature", "budget", "accept_length", "steps_per_token", "source")

@@ -13,19 +13,28 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs import baselines, golden
 from ddtree_deploy.inputs.playbook_schema import (
     FORBIDDEN,
+    GOLDEN,
     KINDS,
+    MIN_ROUNDS,
     NEEDS,
     PROMPTS,
     REQUIRED,
     TIMEOUTS,
+    Acceptance,
     Baseline,
+    Bench,
+    Benchmark,
     Run,
+    StepModel,
+    Tokens,
 )
-from ddtree_deploy.inputs.yamlfile import Document, Model, read_text, suggest
+from ddtree_deploy.inputs.yamlfile import Document, Loc, Model, read_text, suggest
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
 from ddtree_deploy.inputs.yamlnodes import kind_of
+from ddtree_deploy.onhost import expected
 
 _ORDER = [kind for kind in KINDS if kind != "run"]
 
@@ -33,7 +42,7 @@ _ORDER = [kind for kind in KINDS if kind != "run"]
 class PlaybookModel(Model):
     schema_: Literal[1] = Field(alias="schema")
     name: str
-    action: Literal["rollout", "rollback"]
+    action: Literal["rollout", "rollback", "verify"]
     on_controller_loss: Literal["finish", "undo"] = "finish"
     on_inconclusive: Literal["rollback", "hold"] = "rollback"
     steps: list[Any]
@@ -111,15 +120,34 @@ def _step(doc: Document, i: int) -> tuple[Step, dict[str, bytes]]:
     if options is not None and not isinstance(options, dict):
         raise doc.error(at, f"expected the options of {kind} as a mapping, got {kind_of(options)}")
     model = doc.parse(KINDS[kind], at, options or {})
-    attachments = {PROMPTS: _prompts(doc, at, model)} if isinstance(model, Baseline) else {}
+    attachments, more = _files(doc, at, model)
     timeout = model.timeout if model.timeout is not None else TIMEOUTS.get(kind)
     name = model.name if isinstance(model, Run) else kind
-    return Step(name, kind, timeout, model.wire(), doc.line(at)), attachments
+    return Step(name, kind, timeout, {**model.wire(), **more}, doc.line(at)), attachments
 
 
-def _prompts(doc: Document, at: tuple[str | int, ...], model: Baseline) -> bytes:
+def _files(doc: Document, at: Loc, model: StepModel) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files that a step needs on the host, and what of them belongs into its options."""
+    if isinstance(model, Baseline):
+        return {PROMPTS: _prompts(doc, at, model.prompts, model.tokens, model.bench)}, {}
+    if isinstance(model, Benchmark):
+        return ({PROMPTS: _prompts(doc, at, model.prompts, 0, model.bench)} if model.prompts else {}), {}
+    if isinstance(model, Tokens) and model.golden:
+        path = doc.file.parent / Path(model.golden).expanduser()
+        return {GOLDEN: golden.read(path)}, {}
+    if isinstance(model, Acceptance) and model.against:
+        table = baselines.load(doc.file.parent / Path(model.against).expanduser())
+        names = sorted({e.dataset for e in table.entries})
+        if not any(expected.key(n) == expected.key(model.dataset or "") for n in names):
+            hint = suggest(model.dataset or "", names) or f"; it has {', '.join(names)}"
+            raise doc.error((*at, "dataset"), f"the baseline file has no {model.dataset!r}{hint}")
+        return {}, {"against": table.model_dump()}
+    return {}, {}
+
+
+def _prompts(doc: Document, at: Loc, name: str, tokens: int, bench: Bench | None) -> bytes:
     """The prompts file, checked line by line: SGLang drops, silently, lines that do not fit its format."""
-    path = doc.file.parent / Path(model.prompts).expanduser()
+    path = doc.file.parent / Path(name).expanduser()
     try:
         text = read_text(path, "prompts file")
     except InputError as exc:
@@ -146,10 +174,10 @@ def _prompts(doc: Document, at: tuple[str | int, ...], model: Baseline) -> bytes
                     f"the {which} turn has no text under content or value", file=path, line=number
                 )
         count += 1
-    if count < model.tokens:
-        raise doc.error((*at, "tokens"), f"{model.tokens} prompts wanted, {path} has {count}")
-    if model.bench and count < model.bench.num_prompts:
-        wanted = model.bench.num_prompts
+    if count < tokens:
+        raise doc.error((*at, "tokens"), f"{tokens} prompts wanted, {path} has {count}")
+    if bench and count < bench.num_prompts:
+        wanted = bench.num_prompts
         raise doc.error((*at, "bench", "num_prompts"), f"{wanted} prompts wanted, {path} has {count}")
     return text.encode()
 
@@ -162,19 +190,19 @@ def _check_order(doc: Document, action: str, steps: list[Step]) -> None:
             first = by_name[step.name].line
             raise _error(doc, step, f"{step.name!r} is listed twice, first on line {first}")
         by_name[step.name] = step
-        if step.kind in FORBIDDEN[action]:
-            raise _error(doc, step, f"{step.kind!r} has no place in a rollback: there is no payload")
+        kinds, why = FORBIDDEN[action]
+        if step.kind in kinds:
+            raise _error(doc, step, f"{step.kind!r} has no place in {why}")
     for kind in REQUIRED[action]:
         if kind not in by_name:
             needed = ", ".join(REQUIRED[action])
             raise doc.error(("steps",), f"the step {kind!r} is missing; a {action} needs {needed}")
-    for step in steps:
+    for step in steps if action != "verify" else ():
         need = NEEDS.get(step.kind)
         if need and need not in by_name:
             raise _error(doc, step, f"{step.kind!r} needs the step {need!r}")
-    benchmark, baseline = by_name.get("benchmark"), by_name.get("baseline")
-    if benchmark and baseline and baseline.options["bench"] is None:
-        raise _error(doc, benchmark, "'benchmark' compares with a baseline that has no bench (bench: null)")
+    if "benchmark" in by_name:
+        _check_benchmark(doc, by_name["benchmark"], by_name.get("baseline"))
     last: Step | None = None
     for step in (s for s in steps if s.kind != "run"):
         if last is not None and _ORDER.index(step.kind) < _ORDER.index(last.kind):
@@ -184,6 +212,27 @@ def _check_order(doc: Document, action: str, steps: list[Step]) -> None:
         before = {s.kind for s in steps[:i]}
         if step.kind == "run" and ("lock" not in before or "unlock" in before):
             raise _error(doc, step, f"the run step {step.name!r} must stand between lock and unlock")
+
+
+def _check_benchmark(doc: Document, benchmark: Step, baseline: Step | None) -> None:
+    """The rounds before and after are the same ones, and enough of them to be judged."""
+    own = benchmark.options.get("bench")
+    if baseline is None:
+        if own is None:
+            raise _error(
+                doc, benchmark, "without a baseline `benchmark` needs `prompts` and `bench` of its own"
+            )
+        return
+    if own is not None:
+        raise _error(doc, benchmark, "the rounds are those of the baseline: write `bench` there")
+    bench = baseline.options["bench"]
+    if bench is None:
+        raise _error(doc, benchmark, "'benchmark' compares with a baseline that has no bench (bench: null)")
+    if benchmark.options["min_ratio"] is not None and bench["rounds"] < MIN_ROUNDS:
+        text = (
+            f"{bench['rounds']} rounds cannot be judged, {MIN_ROUNDS} can; or min_ratio: null, to report only"
+        )
+        raise _error(doc, baseline, text)
 
 
 def _error(doc: Document, step: Step, message: str) -> InputError:

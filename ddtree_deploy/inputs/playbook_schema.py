@@ -14,6 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?$")
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Ratio = Annotated[float, Field(gt=0, le=1000)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class StepModel(Model):
@@ -44,7 +45,13 @@ class Bench(Model):
     num_prompts: Count = 32
     concurrency: Count = 4
     output_len: Annotated[int, Field(ge=4, le=1_000_000)] = 32  # SGLang's client refuses less
-    rounds: Annotated[int, Field(ge=1, le=100)] = 1
+    rounds: Annotated[int, Field(ge=1, le=100)] = 8  # that count; a warm-up round comes before them
+    min_round: Duration = 5.0  # a shorter round runs its prompts again
+    also: list[Count] = Field(default_factory=list)  # concurrencies that are reported, not judged
+
+    def wire(self) -> dict[str, Any]:
+        """The options of `onhost.measure.Bench`."""
+        return {**self.model_dump(exclude={"min_round"}), "min_round_s": self.min_round}
 
 
 class Baseline(StepModel):
@@ -58,7 +65,7 @@ class Baseline(StepModel):
             "prompts": PROMPTS,
             "tokens": self.tokens,
             "max_new_tokens": self.max_new_tokens,
-            "bench": self.bench.model_dump() if self.bench else None,
+            "bench": self.bench.wire() if self.bench else None,
         }
 
 
@@ -94,18 +101,61 @@ class Health(StepModel):
 
 
 class Tokens(StepModel):
-    max_ties: Annotated[int, Field(ge=0)] = 0
+    epsilon: Annotated[float, Field(gt=0, le=1)] | None = None  # None: as the reference against itself
+    max_tie_share: Share | None = None
+    golden: str | None = None  # relative to the playbook; None: the baseline of this run
 
     def wire(self) -> dict[str, Any]:
-        return {"max_ties": self.max_ties}
+        return {"epsilon": self.epsilon, "max_tie_share": self.max_tie_share}
+
+
+class Acceptance(StepModel):
+    max_steps_ratio: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    against: str | None = None  # a baseline file, relative to the playbook
+    dataset: str | None = None  # which of its data sets the prompts are
+    tolerance: Share = 0.03
+    max_new_tokens: Count = 512
+
+    @model_validator(mode="after")
+    def _both(self) -> Acceptance:
+        if (self.against is None) != (self.dataset is None):
+            raise ValueError("against (a baseline file) and dataset (which of its data sets) belong together")
+        return self
+
+    def wire(self) -> dict[str, Any]:
+        return {
+            "max_steps_ratio": self.max_steps_ratio,
+            "dataset": self.dataset,
+            "tolerance": self.tolerance,
+            "max_new_tokens": self.max_new_tokens,
+        }
 
 
 class Benchmark(StepModel):
-    min_speed_ratio: Ratio = 0.5
-    max_steps_ratio: Ratio = 1.0
+    min_ratio: Ratio | None = 0.95  # None: speed is reported, not judged
+    assume_restart_sd: Annotated[float, Field(gt=0, le=0.5)] | None = None
+    expected_ratio: Ratio = 1.0
+    host_change: Annotated[float, Field(gt=0, le=10)] = 0.10
+    prompts: str | None = None  # for a playbook without a baseline
+    bench: Bench | None = None
+
+    @model_validator(mode="after")
+    def _expected(self) -> Benchmark:
+        if self.min_ratio is not None and self.expected_ratio <= self.min_ratio:
+            raise ValueError(
+                f"expected_ratio ({self.expected_ratio:g}) must be above min_ratio ({self.min_ratio:g}), "
+                "or nothing could pass"
+            )
+        return self
 
     def wire(self) -> dict[str, Any]:
-        return {"min_speed_ratio": self.min_speed_ratio, "max_steps_ratio": self.max_steps_ratio}
+        own = {
+            "min_ratio": self.min_ratio,
+            "assume_restart_sd": self.assume_restart_sd,
+            "expected_ratio": self.expected_ratio,
+            "host_change": self.host_change,
+        }
+        return own | ({"bench": self.bench.wire()} if self.bench else {})
 
 
 class Soak(StepModel):
@@ -113,6 +163,7 @@ class Soak(StepModel):
     concurrency: Count = 4
     max_new_tokens: Count = 16
     hang_after: Timeout = 60.0
+    max_memory_growth: Annotated[float, Field(ge=0, le=100)] = 0.1
 
     def wire(self) -> dict[str, Any]:
         return {
@@ -120,6 +171,7 @@ class Soak(StepModel):
             "concurrency": self.concurrency,
             "max_new_tokens": self.max_new_tokens,
             "hang_after_s": self.hang_after,
+            "max_memory_growth": self.max_memory_growth,
         }
 
 
@@ -156,7 +208,10 @@ class Run(StepModel):
         return {"command": self.command, "undo": self.undo, "user": self.user}
 
 
-PROMPTS = "attachments/prompts.jsonl"  # where the prompts lie in the payload archive
+# Where the files of the playbook lie in the payload archive.
+PROMPTS = "attachments/prompts.jsonl"
+GOLDEN = "attachments/golden.json"
+MIN_ROUNDS = 5  # fewer cannot be judged: onhost/speed_gate.py
 
 # In the order in which they have to come. `run` may stand anywhere between lock and unlock.
 KINDS: dict[str, type[StepModel]] = {
@@ -173,6 +228,7 @@ KINDS: dict[str, type[StepModel]] = {
     "start": StepModel,
     "health": Health,
     "tokens": Tokens,
+    "acceptance": Acceptance,
     "benchmark": Benchmark,
     "soak": Soak,
     "unlock": StepModel,
@@ -192,6 +248,7 @@ TIMEOUTS: dict[str, float] = {
     "install": 300,
     "health": 600,
     "tokens": 900,
+    "acceptance": 3600,
     "benchmark": 1800,
     "soak": 3600,
     "unlock": 60,
@@ -201,9 +258,17 @@ TIMEOUTS: dict[str, float] = {
 REQUIRED = {
     "rollout": ("lock", "preflight", "backup", "stage", "install", "unlock"),
     "rollback": ("lock", "preflight", "backup", "stage", "install", "unlock"),
+    "verify": ("lock", "stage", "unlock"),
 }
-# A rollback restores what a backup kept: there is no payload to check.
-FORBIDDEN = {"rollout": (), "rollback": ("local", "smoke")}
+# action -> kinds that have no place in it, and why
+FORBIDDEN = {
+    "rollout": ((), ""),
+    "rollback": (("local", "smoke"), "a rollback: there is no payload"),
+    "verify": (
+        ("local", "backup", "compile", "smoke", "stop", "install", "start"),
+        "a verify: it installs nothing and leaves the service alone",
+    ),
+}
 # kind -> what has to be in the playbook for it to make sense
 NEEDS = {
     "compile": "stage",
@@ -212,6 +277,7 @@ NEEDS = {
     "start": "stop",
     "health": "start",
     "tokens": "baseline",
+    "acceptance": "baseline",
     "benchmark": "baseline",
     "soak": "start",
 }

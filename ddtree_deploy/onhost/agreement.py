@@ -15,6 +15,11 @@ from typing import Any
 # The smallest epsilon in use: float32 sums of a few thousand terms in another order differ by about this
 # much.
 EPSILON_FLOOR = 1e-4
+# Natural log: a token that was 1.65 times as likely. A server that parts from itself there is not tied, it is
+# broken.
+SELF_GAP_LIMIT = 0.5
+# Ties are rare. Where no gap is known, more divergences than this share of the prompts are no ties.
+UNKNOWN_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def judge_tokens(
 ) -> Judgement:
     """Is every answer the reference's, up to ties? `max_tie_share`: of the prompts, 0 to 1.
 
-    A divergence whose gap is unknown (no log-probs kept) is inconclusive; a missing answer is a failure.
+    A divergence whose gap is unknown (no log-probs kept) is inconclusive, unless more than UNKNOWN_SHARE of
+    the prompts (and at least two) part: then it is a failure. A missing answer is a failure.
     """
     answers = {c.prompt: c for c in candidate}
     by_prompt = {r.prompt: r for r in reference}
@@ -127,6 +133,9 @@ def judge_tokens(
         return Judgement("fail", f"no answer to prompt {missing[0]} ({len(missing)} of {n} missing)", figures)
     if wrong:
         return Judgement("fail", f"{wrong[0]} ({len(wrong)} of {n} prompts differ)", figures)
+    if len(unknown) > max(1.0, UNKNOWN_SHARE * n):
+        text = f"{unknown[0]} ({len(unknown)} of {n} prompts differ: too many to be ties)"
+        return Judgement("fail", text, figures)
     if unknown:
         return Judgement("inconclusive", f"{unknown[0]}: a fault or a tie, cannot tell", figures)
     if len(ties) > max_tie_share * n:
@@ -149,7 +158,8 @@ def self_agreement(runs: Sequence[Sequence[Continuation]]) -> tuple[float, float
     compared with.
 
     epsilon is twice the widest gap at which it parted from itself, never under EPSILON_FLOOR; the share is
-    the largest of one run. Raises ValueError with fewer than two runs, or where a gap was not kept.
+    the largest of one run. Raises ValueError with fewer than two runs, where a gap was not kept, or where one
+    is wider than SELF_GAP_LIMIT.
     """
     if len(runs) < 2:
         raise ValueError("one run says nothing about agreement with itself; at least 2")
@@ -167,6 +177,8 @@ def self_agreement(runs: Sequence[Sequence[Continuation]]) -> tuple[float, float
         for d in parted:
             if d.gap is None:
                 raise ValueError(f"{d}: no log-probs were kept, so no epsilon can be found")
+            if d.gap > SELF_GAP_LIMIT:
+                raise ValueError(f"{d}: no tie")
             gaps.append(d.gap)
         share = max(share, len(parted) / len(first)) if first else 0.0
     return max(EPSILON_FLOOR, 2 * max(gaps)), share

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -28,7 +30,10 @@ class HttpError(Exception):
 class Generation:
     """One answer of `/generate`. `verify_steps` is None where the server runs without speculation.
 
-    Source: SGLang's `output_ids` and its `meta_info`: completion_tokens, spec_verify_ct, finish_reason.
+    logprobs: natural log of probability of each token; top: per position the best few (token, log-prob), best
+    first. Both empty unless asked for. first_s: seconds to the first token, for a streamed answer.
+    Source: SGLang's `output_ids` and its `meta_info`: completion_tokens, spec_verify_ct, finish_reason,
+    output_token_logprobs, output_top_logprobs.
     """
 
     tokens: tuple[int, ...]
@@ -37,6 +42,10 @@ class Generation:
     verify_steps: int | None
     finish: str
     seconds: float
+    logprobs: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    first_s: float = 0.0
+    chunks: int = 0  # parts in which a streamed answer came
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,19 @@ class Endpoint:
         parts = urlsplit(self.url)
         return parts.port or (443 if parts.scheme == "https" else 80)
 
-    def call(self, method: str, path: str, body: Any = None, *, seconds: float) -> bytes:
-        """The body of a 200 answer. Raises HttpError for everything else, after `seconds` at the latest."""
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        seconds: float,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> bytes:
+        """The body of a 200 answer. Raises HttpError for everything else, after `seconds` at the latest.
+
+        on_first: called when the first line of the body is there.
+        """
         from http.client import HTTPException
 
         parts = urlsplit(self.url)
@@ -72,7 +92,9 @@ class Endpoint:
             timer.start()
             conn.request(method, path, data, headers)
             response = conn.getresponse()
-            raw = response.read()
+            raw = response.readline()
+            on_first()
+            raw += response.read()
         except ConnectionRefusedError as e:
             raise HttpError("refused", f"{self.url}{path}: nobody listens") from e
         except (OSError, HTTPException) as e:
@@ -119,10 +141,59 @@ def _cut(sock: socket.socket, late: threading.Event) -> None:
 
 
 def generate(
+    endpoint: Endpoint,
+    prompt: str,
+    max_new_tokens: int,
+    *,
+    seconds: float,
+    ignore_eos: bool = True,
+    top_logprobs: int = 0,
+) -> Generation:
+    """Greedy completion of one prompt. Raises HttpError, also where the answer lacks SGLang's own fields.
+
+    top_logprobs: keep the token's log-prob and that of so many best at each position (0: of none).
+    """
+    body = _request(prompt, max_new_tokens, ignore_eos)
+    if top_logprobs:
+        body |= {"return_logprob": True, "top_logprobs_num": top_logprobs, "logprob_start_len": -1}
+    began = time.monotonic()
+    answer = endpoint.json("POST", "/generate", body, seconds=seconds)
+    return _generation(endpoint, answer, time.monotonic() - began)
+
+
+def generate_streamed(
     endpoint: Endpoint, prompt: str, max_new_tokens: int, *, seconds: float, ignore_eos: bool = True
 ) -> Generation:
-    """Greedy completion of one prompt. Raises HttpError, also where the answer lacks SGLang's own fields."""
-    body = {
+    """The same as a stream of server-sent events, as most clients ask for it; the last event is the answer.
+
+    Each event of SGLang holds all that was generated so far. Raises HttpError, also for a stream that ends
+    without `[DONE]`, or with an event of another form.
+    """
+    body = {**_request(prompt, max_new_tokens, ignore_eos), "stream": True}
+    began = time.monotonic()
+    first: list[float] = []
+    raw = endpoint.call(
+        "POST", "/generate", body, seconds=seconds, on_first=lambda: first.append(time.monotonic() - began)
+    )
+    events = [line[6:] for line in raw.split(b"\n") if line.startswith(b"data: ")]
+    if not events or events[-1].strip() != b"[DONE]":
+        raise HttpError(
+            "closed", f"{endpoint.url}/generate: the stream ended early, after {len(events)} events"
+        )
+    if len(events) < 2:
+        raise HttpError("protocol", f"{endpoint.url}/generate: a stream without any token")
+    try:
+        answer = json.loads(events[-2])
+    except ValueError as e:
+        raise HttpError(
+            "protocol", f"{endpoint.url}/generate: an event is not JSON: {events[-2][:80]!r}"
+        ) from e
+    made = _generation(endpoint, answer, time.monotonic() - began)
+    return dataclasses.replace(made, first_s=first[0] if first else 0.0, chunks=len(events) - 1)
+
+
+def _request(prompt: str, max_new_tokens: int, ignore_eos: bool) -> dict[str, Any]:
+    return {
         "text": prompt,
         "sampling_params": {
             "temperature": 0.0,
@@ -130,8 +201,9 @@ def generate(
             "ignore_eos": ignore_eos,
         },
     }
-    began = time.monotonic()
-    answer = endpoint.json("POST", "/generate", body, seconds=seconds)
+
+
+def _generation(endpoint: Endpoint, answer: Any, seconds: float) -> Generation:
     try:
         meta = answer["meta_info"]
         finish = meta.get("finish_reason") or {}
@@ -142,9 +214,14 @@ def generate(
             completion_tokens=int(meta["completion_tokens"]),
             verify_steps=None if steps is None else int(steps),
             finish=str(finish.get("type", "") if isinstance(finish, dict) else finish),
-            seconds=time.monotonic() - began,
+            seconds=seconds,
+            logprobs=tuple(float(row[0]) for row in meta.get("output_token_logprobs") or ()),
+            top=tuple(
+                tuple((int(cell[1]), float(cell[0])) for cell in row or ())
+                for row in meta.get("output_top_logprobs") or ()
+            ),
         )
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError, IndexError) as e:
         raise HttpError("protocol", f"{endpoint.url}/generate: unexpected answer ({e!r})") from e
 
 

@@ -16,15 +16,15 @@ from ddtree_deploy.onhost.agreement import Continuation, judge_tokens
 def measurements(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """{before, after, speed, tokens, acceptance}; each None where nothing was measured."""
     results = {s["kind"]: s["figures"] or {} for s in steps if s["figures"]}
-    old, new, said = (results.get(k, {}) for k in ("baseline", "benchmark", "tokens"))
+    old, new, said, accepted = (results.get(k, {}) for k in ("baseline", "benchmark", "tokens", "acceptance"))
     before = side(old.get("sample"), old.get("bench"))
-    after = side(new.get("sample") or said.get("sample"), new.get("after"))
+    after = side(new.get("sample") or said.get("sample") or accepted.get("sample"), new.get("after"))
     return {
         "before": before,
         "after": after,
         "speed": new.get("speed"),
         "tokens": said.get("agreement") or tokens(old.get("sample"), said.get("sample")),
-        "acceptance": new.get("acceptance"),
+        "acceptance": accepted.get("acceptance") or new.get("acceptance"),
     }
 
 
@@ -38,12 +38,13 @@ def side(sample: dict[str, Any] | None, bench: dict[str, Any] | None) -> dict[st
         return None
     sample, bench = sample or {}, bench or {}
     requested = (bench.get("bench") or {}).get("num_prompts")
+    rounds = bench.get("rounds") or []
     return {
         "algorithm": sample.get("speculative") or "none",
         "steps_per_token": sample.get("steps_per_token"),
         "accept_length": sample.get("accept_length"),
         "accept_lengths": _accept_lengths(sample),
-        "rounds": [_round(r, requested) for r in bench.get("rounds") or []],
+        "rounds": [_round(r, requested) for r in rounds],
         "figures": bench.get("figures") or {},
     }
 
@@ -58,7 +59,7 @@ def _round(raw: dict[str, Any], requested: int | None) -> dict[str, Any]:
         "tokens_per_s": raw.get("output_throughput"),
         "seconds": raw.get("duration"),
         "completed": raw.get("completed"),
-        "requested": requested,
+        "requested": requested * raw.get("repeats", 1) if requested else requested,
         "ttft_ms": raw.get("median_ttft_ms"),
         "tpot_ms": raw.get("median_tpot_ms"),
     }

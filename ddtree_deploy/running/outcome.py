@@ -73,8 +73,12 @@ def meaning(exit_code: int) -> str:
 def figures(outcome: Outcome) -> list[tuple[str, str, str]]:
     """Rows (name, before, after) of what the gates measured; empty where nothing was measured."""
     baseline, benchmark = outcome.results.get("baseline", {}), outcome.results.get("benchmark", {})
+    asked = [outcome.results.get(step, {}).get("sample") for step in ("benchmark", "tokens", "acceptance")]
     before = {**_dict(baseline.get("sample")), **_dict(_dict(baseline.get("bench")).get("figures"))}
-    after = {**_dict(benchmark.get("sample")), **_dict(_dict(benchmark.get("after")).get("figures"))}
+    after = {
+        **next((_dict(s) for s in asked if s), {}),
+        **_dict(_dict(benchmark.get("after")).get("figures")),
+    }
     rows = []
     for key, name, digits in FIGURES:
         old, new = before.get(key), after.get(key)
@@ -83,7 +87,7 @@ def figures(outcome: Outcome) -> list[tuple[str, str, str]]:
     return rows
 
 
-# Keys of the results of the steps `baseline` and `benchmark`; times in ms.
+# Keys of the results of the steps `baseline`, `tokens` (or `acceptance`) and `benchmark`; times in ms.
 FIGURES = (
     ("steps_per_token", "verify steps per token", 4),
     ("accept_length", "accept length", 3),

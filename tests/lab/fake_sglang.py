@@ -25,6 +25,10 @@ Moods:
   fail_every                every so many-th request is answered with status 500
   token_s                   seconds per verify step
   accept                    tokens per verify step (default: 1, DFLASH 2, DDTREE 3)
+  refuse_logprobs           status 400 for return_logprob, as DDTREE does
+  tie_at                    the best two tokens of this position are 1e-6 apart (else 2.0); the second one is
+  what
+                            `wrong_tokens` gives
   no_counters               meta_info without the spec_* counters
   old_names                 /get_server_info and /get_load only, no /v1/loads
 """
@@ -88,6 +92,16 @@ class Fake:
 
     def accept(self) -> float:
         return float(self.mood("accept", ACCEPT.get(self.args.speculative_algorithm, 1.0)))
+
+    def logprobs(self, tokens: list[int], best: int) -> dict[str, Any]:
+        """As SGLang's: rows of [log-prob, token, text]."""
+        tie = self.mood("tie_at")
+        rows, tops = [], []
+        for i, token in enumerate(tokens):
+            gap = 1e-6 if tie is not None and i == int(tie) else 2.0
+            rows.append([-0.1, token, None])
+            tops.append([[-0.1 - gap * k, (token + k) % 1000, None] for k in range(best)])
+        return {"output_token_logprobs": rows, "output_top_logprobs": tops}
 
     def meta(self, prompt: str, made: int, asked: int, last: bool) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -203,6 +217,9 @@ class Handler(BaseHTTPRequestHandler):
         prompts = prompt if isinstance(prompt, list) and isinstance(prompt[0], str) else [prompt]
         params = body.get("sampling_params") or {}
         asked = int(params.get("max_new_tokens", 16))
+        if body.get("return_logprob") and fake.mood("refuse_logprobs"):
+            return self.reply({"error": {"message": "return_logprob is not supported."}}, 400)
+        best = int(body.get("top_logprobs_num") or 0) if body.get("return_logprob") else 0
         count = 0 if fake.mood("no_tokens") else max(0, asked - int(fake.mood("fewer_tokens", 0)))
         outs = [(str(p), fake.tokens(str(p), count)) for p in prompts]
         step = float(fake.mood("token_s", 0.0))
@@ -210,6 +227,9 @@ class Handler(BaseHTTPRequestHandler):
         if not body.get("stream"):
             time.sleep(step * math.ceil(count / fake.accept()))
             items = [self.item(p, t, asked, True) for p, t in outs]
+            if best:
+                for item, (_, tokens) in zip(items, outs, strict=True):
+                    item["meta_info"] |= fake.logprobs(tokens, best)
             return self.reply(items[0] if len(prompts) == 1 and prompts[0] is prompt else items)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

@@ -192,9 +192,12 @@ def with_baseline(lab: Lab, *gates: StepSpec | str, before: tuple[str, ...] = ()
 
 def test_equal_outputs_pass(lab: Lab) -> None:
     ctx = with_baseline(lab, "tokens")
-    assert do(ctx, "tokens") == "4 prompts, 48 tokens: all equal (DDTREE)"
+    said = do(ctx, "tokens")
+    assert said == "4 answers equal token for token (DDTREE against the old service)"
     sample = ctx.results["baseline"]["sample"]
     assert (sample["speculative"], sample["steps_per_token"], sample["accept_length"]) == ("DFLASH", 0.5, 2.0)
+    assert [len(row) for row in sample["logprobs"]] == [12] * 4
+    assert ctx.results["baseline"]["epsilon"] == 1e-4 and ctx.results["baseline"]["tie_share"] == 0.0
 
 
 def test_a_divergence_is_named(lab: Lab) -> None:
@@ -202,10 +205,30 @@ def test_a_divergence_is_named(lab: Lab) -> None:
     ctx = with_baseline(lab, "tokens")
     reason = failed(ctx, "tokens").reason
     first = ctx.results["baseline"]["sample"]["outputs"][0][5]
-    assert (
-        f"4 of 4 prompts differ from the old service; first: prompt 0, position 5: token {first} before"
-        in reason
-    )
+    assert f"prompt 0, position 5: expected token {first} (log-prob -0.1000)" in reason
+    assert "gap 2 (4 of 4 prompts differ)" in reason
+
+
+def test_a_divergence_at_a_tie_counts_as_a_tie(lab: Lab) -> None:
+    """The best two tokens are as likely as each other: within the share that was allowed it is no fault."""
+    lab.mood(tie_at=5, when={"DDTREE": {"wrong_tokens": 5}})
+    allowed = StepSpec("tokens", "tokens", 60, {"max_tie_share": 1.0})
+    strict = StepSpec("strict", "tokens", 60, {})
+    ctx = with_baseline(lab, allowed, strict)
+    said = do(ctx, "tokens")
+    assert "4 answers equal token for token, 4 up to a tie (log-prob gap under 0.0001)" in said
+    assert ctx.results["tokens"]["agreement"]["ties"] == 4
+    assert "4 of 4 prompts part at a tie, allowed are 0%" in failed(ctx, "strict").reason
+
+
+def test_a_reference_without_logprobs_cannot_tell_a_tie(lab: Lab) -> None:
+    """One prompt of four parts and nothing says how surely; three of four are no ties whatever the gaps."""
+    lab.mood(refuse_logprobs=True, when={"DDTREE": {"wrong_tokens": 5}})
+    ctx = with_baseline(lab, "tokens")
+    assert "return_logprob is not supported" in ctx.results["baseline"]["sample"]["refused"]
+    judged = failed(ctx, "tokens")
+    assert judged.verdict == "fail" and "4 of 4 prompts differ: too many to be ties" in judged.reason
+    assert "gave no log-probs" in judged.reason
 
 
 def test_without_a_baseline_tokens_are_skipped_with_the_reason(lab: Lab) -> None:

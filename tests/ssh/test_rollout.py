@@ -411,7 +411,7 @@ def test_a_rollout_with_a_service_shows_before_and_after_and_its_rollback_restor
 
 @pytest.mark.parametrize(
     ("mood", "step"),
-    [({"exit_at_once": 3}, "start"), ({"wrong_tokens": 2}, "tokens"), ({"accept": 1.2}, "benchmark")],
+    [({"exit_at_once": 3}, "start"), ({"wrong_tokens": 2}, "tokens"), ({"accept": 1.2}, "acceptance")],
 )
 def test_a_service_that_does_not_pass_is_rolled_back(serving: Box, mood: dict[str, Any], step: str) -> None:
     before = serving.snapshot()

@@ -25,7 +25,7 @@ REFUSED = {
     "another schema": (HEAD.replace("1", "2") + "  - lock\n", ":1: schema: 2 (a number) is not one of 1"),
     "unknown action": (
         HEAD.replace("rollout", "deploy") + "  - lock\n",
-        ":3: action: 'deploy' is not one of 'rollout', 'rollback'",
+        ":3: action: 'deploy' is not one of 'rollout', 'rollback', 'verify'",
     ),
     "unknown step": (steps("lock", "instal"), ":6: steps[1]: unknown step 'instal'; did you mean 'install'?"),
     "number as step": (steps("7"), ":5: steps[0]: expected the name of a step, got a number"),
@@ -51,12 +51,12 @@ REFUSED = {
         ":5: steps[0].health: need (3) is more than requests (2)",
     ),
     "ratio": (
-        steps("benchmark: {min_speed_ratio: 0}"),
-        ":5: steps[0].benchmark.min_speed_ratio: must be greater than 0, got 0 (a number)",
+        steps("benchmark: {min_ratio: 0}"),
+        ":5: steps[0].benchmark.min_ratio: must be greater than 0, got 0 (a number)",
     ),
     "truth as ratio": (
-        steps("benchmark: {min_speed_ratio: true}"),
-        ":5: steps[0].benchmark.min_speed_ratio: expected a number, got true (a boolean)",
+        steps("benchmark: {min_ratio: true}"),
+        ":5: steps[0].benchmark.min_ratio: expected a number, got true (a boolean)",
     ),
     "run without command": (steps("run: {name: a}"), ":5: steps[0].run.command: missing key 'command'"),
     "run with empty command": (
@@ -117,6 +117,41 @@ REFUSED = {
         steps(*MINIMAL[:4], "baseline: {bench: null}", "stop", "install", "start", "benchmark", "unlock"),
         ":13: benchmark: 'benchmark' compares with a baseline that has no bench (bench: null)",
     ),
+    "too few rounds to judge": (
+        steps(
+            *MINIMAL[:4], "baseline: {bench: {rounds: 4}}", "stop", "install", "start", "benchmark", "unlock"
+        ),
+        ":9: baseline: 4 rounds cannot be judged, 5 can; or min_ratio: null, to report only",
+    ),
+    "rounds in two places": (
+        steps(*MINIMAL[:4], "baseline", "stop", "install", "start", "benchmark: {bench: {}}", "unlock"),
+        ":13: benchmark: the rounds are those of the baseline: write `bench` there",
+    ),
+    "nothing could pass": (
+        steps("benchmark: {min_ratio: 1.2}"),
+        ":5: steps[0].benchmark: expected_ratio (1) must be above min_ratio (1.2), or nothing could pass",
+    ),
+    "the old name of an option": (
+        steps("benchmark: {min_speed_ratio: 0.5}"),
+        ":5: steps[0].benchmark.min_speed_ratio: unknown key 'min_speed_ratio'; did you mean 'min_ratio'?",
+    ),
+    "a share above one": (
+        steps("tokens: {max_tie_share: 2}"),
+        ":5: steps[0].tokens.max_tie_share: must be less than or equal to 1, got 2 (a number)",
+    ),
+    "half of a baseline file": (
+        steps("acceptance: {against: x.json}"),
+        ":5: steps[0].acceptance: against (a baseline file) and dataset (which of its data sets) "
+        "belong together",
+    ),
+    "a verify that installs": (
+        "schema: 1\nname: x\naction: verify\nsteps: [lock, stage, install, unlock]\n",
+        ":4: install: 'install' has no place in a verify: it installs nothing and leaves the service alone",
+    ),
+    "a verify without rounds": (
+        "schema: 1\nname: x\naction: verify\nsteps: [lock, stage, benchmark, unlock]\n",
+        ":4: benchmark: without a baseline `benchmark` needs `prompts` and `bench` of its own",
+    ),
     "run before lock": (
         steps("run: {name: a, command: [x]}", *MINIMAL),
         ":5: a: the run step 'a' must stand between lock and unlock",
@@ -173,7 +208,7 @@ def test_options_cross_the_wire_in_seconds_and_bytes(tmp_path: Path) -> None:
         "run: {name: warm, command: [touch, x], undo: [rm, x], user: sgl}",
         "backup",
         "stage",
-        "baseline: {tokens: 2, bench: {rounds: 3}}",
+        "baseline: {tokens: 2, bench: {rounds: 3, min_round: 2s, also: [1, 8]}}",
         "stop: {drain: 0s, kill: true}",
         "install",
         "start",
@@ -194,7 +229,14 @@ def test_options_cross_the_wire_in_seconds_and_bytes(tmp_path: Path) -> None:
         "prompts": "attachments/prompts.jsonl",
         "tokens": 2,
         "max_new_tokens": 32,
-        "bench": {"num_prompts": 32, "concurrency": 4, "output_len": 32, "rounds": 3},
+        "bench": {
+            "num_prompts": 32,
+            "concurrency": 4,
+            "output_len": 32,
+            "rounds": 3,
+            "also": [1, 8],
+            "min_round_s": 2.0,
+        },
     }
     assert options["stop"] == ("stop", None, {"drain_s": 0.0, "kill": True})
     assert options["health"][2] == {"requests": 5, "need": 4, "max_new_tokens": 8, "deadline_s": 60.0}
@@ -207,8 +249,8 @@ def test_a_gate_may_be_left_out_but_not_the_way_back(tmp_path: Path) -> None:
     assert [step.kind for step in playbook.load(tmp_path / "p.yaml").steps] == list(MINIMAL)
 
 
-@pytest.mark.parametrize("name", ["rollout", "rollback"])
+@pytest.mark.parametrize("name", ["rollout", "rollback", "sandbox", "verify"])
 def test_the_playbooks_that_ship(name: str) -> None:
     made = playbook.load(REPO / f"playbooks/{name}.yaml")
-    assert (made.name, made.action) == (name, name)
+    assert (made.name, made.action) == (name, "rollout" if name == "sandbox" else name)
     assert [step.kind for step in made.steps][-1] == "unlock"

@@ -2,9 +2,12 @@
 
     python bench_client.py REQUEST.json
 
-REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len", "rounds"}. Each round
-appends one JSON line to `output`: what the client returns, with details. SGLang's own parser makes the
-arguments, so that options unknown here have their defaults.
+REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len", "rounds", "min_round_s",
+"repeats", "also"}. A warm-up round, then `rounds`, then one round at each concurrency of `also`. A round runs
+the prompts `repeats` times (0: as often as the warm-up says that `min_round_s` takes), each time with the
+cache flushed. Each round appends one JSON line to `output`: what the client returns, with details, and ours:
+warmup, also (the concurrency, or 0), repeats, loop_s (a fixed calibration loop's time before the round).
+SGLang's own parser makes the arguments, so that options unknown here have their defaults.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import argparse
 import copy
 import importlib
 import json
+import math
 import os
 import runpy
+import statistics
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -100,20 +106,63 @@ def flush(url: str) -> None:
         print(f"the server's cache was not flushed: {e}", flush=True)
 
 
+def calibration_loop() -> float:
+    """Seconds for a fixed amount of work of one core that has nothing to do with the server."""
+    begun, value = time.perf_counter(), 1
+    for _ in range(2_000_000):
+        value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+    return time.perf_counter() - begun
+
+
+def one(module: Any, namespace: argparse.Namespace, url: str) -> dict[str, Any]:
+    """The client's result for all prompts once, with the cache flushed before."""
+    flush(url)
+    result = module.run_benchmark(copy.deepcopy(namespace))
+    if not isinstance(result, dict):
+        raise SystemExit("SGLang's client gave no result")
+    itls = result.get("itls") or []
+    ttfts = result.get("ttfts") or []
+    # The client gives no latency of a request: it is its first token's time and the gaps after it.
+    latencies = [t + sum(gaps) for t, gaps in zip(ttfts, itls, strict=False)]
+    return {**result, "latencies": [round(v, 4) for v in latencies], "ttfts": [round(v, 4) for v in ttfts]}
+
+
+def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several results as one round: counts and times added, lists joined, medians and percentiles
+    averaged."""
+    if len(results) == 1:
+        return results[0]
+    whole = dict(results[0])
+    for key, value in results[0].items():
+        if isinstance(value, list):
+            whole[key] = [item for r in results for item in r.get(key) or []]
+        elif key in ("completed", "duration", "total_output_tokens"):
+            whole[key] = sum(r[key] for r in results)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            whole[key] = statistics.fmean(r[key] for r in results if r.get(key) is not None)
+    whole["output_throughput"] = whole["total_output_tokens"] / whole["duration"]
+    return whole
+
+
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     module = find_client()
     namespace = parse(module, arguments(request))
     output = Path(request["output"])
     output.unlink(missing_ok=True)
-    for number in range(1, request["rounds"] + 1):
-        print(f"DDTREE-BENCH round {number} of {request['rounds']}", flush=True)
-        flush(request["url"])
-        result = module.run_benchmark(copy.deepcopy(namespace))
-        if not isinstance(result, dict):
-            raise SystemExit("SGLang's client gave no result")
+    kinds = [(True, 0)] + [(False, 0)] * request["rounds"] + [(False, c) for c in request["also"]]
+    repeats = request["repeats"]
+    for number, (warmup, also) in enumerate(kinds, 1):
+        print(f"DDTREE-BENCH round {number} of {len(kinds)}", flush=True)
+        loop_s = calibration_loop()
+        namespace.max_concurrency = also or request["concurrency"]
+        times = 1 if warmup else repeats
+        result = pooled([one(module, namespace, request["url"]) for _ in range(times)])
+        if warmup and not repeats:
+            repeats = max(1, math.ceil(request["min_round_s"] / max(result["duration"], 1e-3)))
+        ours = {"warmup": warmup, "also": also, "repeats": times, "loop_s": round(loop_s, 5)}
         with output.open("a") as f:
-            f.write(json.dumps(result) + "\n")
+            f.write(json.dumps({**result, **ours}) + "\n")
 
 
 if __name__ == "__main__":

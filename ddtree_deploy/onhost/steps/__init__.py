@@ -18,6 +18,7 @@ KINDS = (
     "start",
     "health",
     "tokens",
+    "acceptance",
     "benchmark",
     "soak",
     "unlock",

@@ -1,13 +1,18 @@
-"""The service as it is, before anything is stopped: greedy outputs, verify steps per token, speed."""
+"""The service as it is, before anything is stopped: greedy outputs, verify steps per token, speed.
+
+And whether the benchmark gate will be able to tell anything on this host, while that still costs nothing.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import measure, serving
+from .. import agreement, calibration, greedy, identity, measure, reference, serving, stats
 from ..context import Context, StepFailed, StepSkipped
-
-PROMPTS = "attachments/prompts.jsonl"
+from ..greedy import Sample
+from ..http import HttpError
+from ..protocol import StepSpec
+from ..service import ServiceControl
 
 
 def do(ctx: Context) -> str:
@@ -16,30 +21,105 @@ def do(ctx: Context) -> str:
         raise StepSkipped("the service is not running: there is nothing to compare with later")
     if not control.generates():
         raise StepSkipped("the service runs but does not generate: there is nothing to compare with later")
-    prompts = measure.load_prompts(ctx, str(ctx.option("prompts", PROMPTS)))
-    texts = prompts.texts[: int(ctx.option("tokens", 8))]
+    prompts = greedy.load_prompts(ctx, str(ctx.option("prompts", reference.PROMPTS)))
+    asked = reference.first(prompts, int(ctx.option("tokens", 8)))
     length = int(ctx.option("max_new_tokens", 32))
-    sample = measure.sample(ctx, control.endpoint, texts, length)
-    again = measure.sample(ctx, control.endpoint, texts[:1], length)
-    if again.outputs[0] != sample.outputs[0]:
-        raise StepFailed(
-            "the old service does not repeat its own greedy output: there is nothing to compare tokens with",
-            verdict="inconclusive",
-        )
+    try:
+        here, _ = identity.of_server(ctx, control.endpoint)
+    except HttpError as e:
+        raise StepFailed(str(e)) from e
+    sample = greedy.sample(ctx, control.endpoint, asked, length, logprobs=True)
+    epsilon, share = _against_itself(ctx, control, asked, length, sample)
     steps = sample.steps_per_token()
-    text = f"{len(texts)} greedy outputs of {sample.speculative or 'no speculation'}"
+    text = f"{len(asked.texts)} greedy outputs of {sample.speculative or 'no speculation'}"
+    text += " without log-probs" if sample.refused else ""
     text += f", {steps:.4f} verify steps per token" if steps is not None else ", verify steps unknown"
     data: dict[str, Any] = {
         "prompts": prompts.path.name,
+        "texts": asked.texts,
         "max_new_tokens": length,
         "sample": sample.to_dict(),
+        "epsilon": epsilon,
+        "tie_share": share,
+        "identity": here,
         "bench": None,
     }
     options = ctx.option("bench", {})
     if options is not None:
         bench = measure.Bench.from_options(options, prompts)
-        before = measure.client(ctx, control, prompts, bench, "before")
-        data["bench"] = before
-        text += f"; {measure.shown(before['figures'])}"
+        data["bench"] = measure.client(ctx, control, prompts, bench, "before")
+        text += f"; {measure.shown(data['bench']['figures'])}"
+    problem = _resolution(ctx, data)
     ctx.result(**data)
-    return text
+    if problem:
+        raise StepFailed(f"{problem}; {text}", verdict="inconclusive")
+    said = data.get("resolution")
+    return f"{text}; {said['text']}" if said else text
+
+
+def _against_itself(
+    ctx: Context, control: ServiceControl, asked: greedy.Prompts, length: int, sample: Sample
+) -> tuple[float, float]:
+    """(epsilon, tie share) of the service against itself: asked again, and in batches, which round
+    otherwise."""
+    again = [
+        greedy.sample(ctx, control.endpoint, asked, length),
+        greedy.sample(ctx, control.endpoint, asked, length, together=True),
+    ]
+    try:
+        return agreement.self_agreement([s.continuations() for s in (sample, *again)])
+    except ValueError as e:
+        raise StepFailed(
+            "the service does not repeat its own greedy output: there is nothing to compare tokens with "
+            f"({e})",
+            verdict="inconclusive",
+        ) from e
+
+
+def _resolution(ctx: Context, data: dict[str, Any]) -> str:
+    """Add to `data` whether `min_ratio` of the benchmark gate can be resolved here.
+
+    Returns why the run should end now: where it cannot be, and what cannot be decided is rolled back anyway.
+    """
+    gate = benchmark_of(ctx)
+    min_ratio = gate.options.get("min_ratio", 0.95) if gate else None
+    if data["bench"] is None or min_ratio is None:
+        return ""
+    assert gate is not None
+    assumed = gate.options.get("assume_restart_sd")
+    known = calibration.load(ctx.state_dir, data["identity"], assumed)
+    data["restart"] = known.to_dict()
+    rounds = [r for r in measure.judged_rounds(data["bench"]) if not r.warmup]
+    void = next((r.void for r in rounds if r.void), "")
+    if void or len(rounds) < 2:
+        data["resolution"] = {"resolvable": False, "text": f"speed cannot be judged: {void or 'one round'}"}
+    else:
+        try:
+            found = stats.resolution(
+                [r.throughput for r in rounds],
+                float(min_ratio),
+                known.spread,
+                expected_ratio=float(gate.options.get("expected_ratio", 1.0)),
+            )
+        except stats.TooFewRounds as e:
+            data["resolution"] = {"resolvable": False, "text": f"speed cannot be judged: {e}"}
+        else:
+            data["resolution"] = dict(found.__dict__)
+            if known.spread is None:
+                data["resolution"] |= {
+                    "resolvable": False,
+                    "text": f"{found.text}; not calibrated: {known.source}",
+                }
+    ctx.progress(data["resolution"]["text"])
+    if data["resolution"]["resolvable"] or ctx.plan.action != "rollout" or ctx.plan.on_inconclusive == "hold":
+        return ""
+    return (
+        f"the benchmark gate could not pass, so nothing is stopped: {data['resolution']['text']} "
+        f"(ddtree-deploy calibrate {ctx.plan.host}, or in the playbook: assume_restart_sd, a lower "
+        "min_ratio, more rounds, on_inconclusive: hold)"
+    )
+
+
+def benchmark_of(ctx: Context) -> StepSpec | None:
+    """The benchmark step that will judge against this baseline."""
+    return next((s for s in ctx.plan.steps if s.kind == "benchmark"), None)

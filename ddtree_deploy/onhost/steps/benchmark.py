@@ -1,59 +1,69 @@
-"""Every request completes; verify steps per token and speed are not worse than the baseline allows."""
+"""Every request completes, and the service is as fast as the baseline allows: `speed_gate` judges the
+rounds."""
 
 from __future__ import annotations
 
-from .. import measure, serving, verdict
+from typing import Any
+
+from .. import calibration, greedy, measure, reference, serving, speed_gate, verdict
 from ..context import Context, StepFailed, StepSkipped
-from .baseline import PROMPTS
+from ..service import ServiceControl
 
 
 def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     serving.require_serving(ctx, control)
-    before = serving.result_of(ctx, "baseline")
+    before = serving.result_of(ctx, "baseline").get("bench")
+    after = _rounds(ctx, control, before)
+    bench = after["bench"]
+    lost = verdict.rounds_complete(
+        after["rounds"], int(bench["num_prompts"]), int(bench["output_len"]), int(after["repeats"])
+    )
+    seen = measure.shown(after["figures"])
+    min_ratio = ctx.option("min_ratio", 0.95)
+    figures: dict[str, Any] = {
+        "after": after,
+        "before": {"figures": before["figures"]} if before else None,
+    }
+    if before is None or min_ratio is None:
+        ctx.result(**figures, speed=None)
+        if lost.verdict != "pass":
+            raise StepFailed(f"{lost.reason} ({seen})", verdict=lost.verdict)
+        why = "speed is not judged" if min_ratio is None else "there is no baseline to compare the speed with"
+        text = f"{lost.reason}; {seen}; {why}"
+        if before is None and min_ratio is not None and ctx.plan.action == "rollout":
+            raise StepSkipped(text)
+        return text
+    judged = speed_gate.judge(_measurements(ctx, before, after, float(min_ratio)))
+    ctx.result(**figures, speed=judged.figures)
+    if lost.verdict == "fail" and judged.verdict == "fail":  # the same loss, with the client's own error
+        raise StepFailed(f"{lost.reason} ({seen})")
+    if judged.verdict != "pass":
+        raise StepFailed(f"{judged.reason} ({seen})", verdict=judged.verdict)
+    return f"{judged.reason}; {lost.reason}; {measure.shown(before['figures'])} before, {seen} now"
+
+
+def _rounds(ctx: Context, control: ServiceControl, before: dict[str, Any] | None) -> dict[str, Any]:
+    """The rounds after, exactly as those before were run."""
     spec = next((s for s in ctx.plan.steps if s.kind == "baseline"), None)
     options = dict(spec.options) if spec else dict(ctx.step.options)
-    prompts = measure.load_prompts(ctx, str(options.get("prompts", PROMPTS)))
-    length = int(options.get("max_new_tokens", 32))
-    texts = prompts.texts[: int(options.get("tokens", 8))]
-    sample = measure.sample(ctx, control.endpoint, texts, length)
-    bench = measure.Bench.from_options(options.get("bench") or {}, prompts)
-    after = measure.client(ctx, control, prompts, bench, "after")
-    rounds = after["rounds"]
-    judged = [verdict.rounds_complete(rounds, bench.num_prompts, bench.output_len)]
-    seen = f"{measure.shown(after['figures'])}, accept length {_number(sample.accept_length())}"
-    compared = bool(before and before.get("bench"))
-    if compared:
-        old = before["bench"]["figures"]["output_tokens_per_s"]
-        judged += [
-            verdict.rounds_complete(before["bench"]["rounds"], bench.num_prompts, bench.output_len),
-            verdict.speed_ratio(
-                old, after["figures"]["output_tokens_per_s"], float(ctx.option("min_speed_ratio", 0.5))
-            ),
-        ]
-    if before:
-        judged.append(
-            verdict.steps_ratio(
-                before["sample"]["steps_per_token"],
-                sample.steps_per_token(),
-                float(ctx.option("max_steps_ratio", 1.0)),
-            )
-        )
-    ctx.result(
-        sample=sample.to_dict(),
-        after=after,
-        before={"figures": before["bench"]["figures"] if compared else None,
-                "steps_per_token": before["sample"]["steps_per_token"] if before else None,
-                "accept_length": before["sample"]["accept_length"] if before else None},
-        judged=[list(j) for j in judged],
-    )  # fmt: skip
-    whole = verdict.worst(judged)
-    if whole.verdict != "pass":
-        raise StepFailed(f"{whole.reason} ({seen})", verdict=whole.verdict)
-    if not before:
-        raise StepSkipped(f"no baseline to compare with: {whole.reason}; {seen}")
-    return f"{whole.reason}; {seen}"
+    prompts = greedy.load_prompts(ctx, str(options.get("prompts", reference.PROMPTS)))
+    bench = measure.Bench.from_options(before["bench"] if before else options.get("bench") or {}, prompts)
+    return measure.client(ctx, control, prompts, bench, "after", int(before["repeats"]) if before else 0)
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
+def _measurements(
+    ctx: Context, before: dict[str, Any], after: dict[str, Any], min_ratio: float
+) -> speed_gate.Measurements:
+    known = calibration.Known.of(serving.result_of(ctx, "baseline")["restart"])
+    return speed_gate.Measurements(
+        before=measure.judged_rounds(before),
+        after=measure.judged_rounds(after),
+        min_ratio=min_ratio,
+        restart=known.spread,
+        assumed=known.assumed,
+        loop_before=before["loop"],
+        loop_after=after["loop"],
+        loop_limit=float(ctx.option("host_change", 0.10)),
+        wanted_rounds=int(before["bench"]["rounds"]),
+    )

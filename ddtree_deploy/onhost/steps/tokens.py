@@ -1,26 +1,43 @@
-"""Greedy output of the new service equals the old one's, token for token, prompt by prompt."""
+"""Greedy output of the service equals the reference's, token for token, up to ties of the reference
+itself."""
 
 from __future__ import annotations
 
-from .. import measure, serving, verdict
+from .. import reference, serving
+from ..agreement import judge_tokens
 from ..context import Context, StepFailed, StepSkipped
-from .baseline import PROMPTS
 
 
 def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     serving.require_serving(ctx, control)
-    before = serving.result_of(ctx, "baseline")
-    if not before:
+    wanted = reference.find(ctx, control)
+    if wanted is None:
+        if ctx.plan.action == "verify":
+            raise StepFailed(
+                "there is no reference, so tokens cannot be judged: "
+                f"ddtree-deploy golden record {ctx.plan.host}, while a server runs that is known to be right",
+                verdict="inconclusive",
+            )
         raise StepSkipped(
             "no baseline: the old service was not serving, so there is no output to compare with"
         )
-    reference = before["sample"]["outputs"]
-    name = next((s.options.get("prompts", PROMPTS) for s in ctx.plan.steps if s.kind == "baseline"), PROMPTS)
-    texts = measure.load_prompts(ctx, str(name)).texts[: len(reference)]
-    sample = measure.sample(ctx, control.endpoint, texts, int(before["max_new_tokens"]))
-    ctx.result(sample=sample.to_dict(), speculative=sample.speculative)
-    judged = verdict.tokens(reference, sample.outputs, int(ctx.option("max_ties", 0)))
+    epsilon, share = ctx.option("epsilon", None), ctx.option("max_tie_share", None)
+    sample = reference.measure(ctx, control, wanted)
+    judged = judge_tokens(
+        wanted.continuations,
+        sample.continuations(),
+        epsilon=wanted.epsilon if epsilon is None else float(epsilon),
+        max_tie_share=wanted.tie_share if share is None else float(share),
+    )
+    ctx.result(
+        sample=sample.to_dict(),
+        speculative=sample.speculative,
+        reference=wanted.name,
+        agreement=judged.figures,
+    )
+    who = f"{sample.speculative or 'no speculation'} against {wanted.name}"
     if judged.verdict != "pass":
-        raise StepFailed(judged.reason, verdict=judged.verdict)
-    return f"{judged.reason} ({sample.speculative or 'no speculation'})"
+        why = f"; {wanted.name} gave no log-probs: {wanted.refused}" if wanted.refused else ""
+        raise StepFailed(f"{judged.reason} ({who}){why}", verdict=judged.verdict)
+    return f"{judged.reason} ({who})"

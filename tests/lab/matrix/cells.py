@@ -36,7 +36,9 @@ STEPS = {
         "start",
         "health",
         "tokens",
+        "acceptance",
         "benchmark",
+        "soak",
         "unlock",
     ),
     "rollback": ("lock", "preflight", "backup", "stage", "stop", "install", "start", "health", "unlock"),
@@ -45,7 +47,7 @@ STEPS = {
 FIRST_OF_TWO = ("kill-runner", "power-cut", "reboot", "SIGINT", "time-out", "disk-full")
 SECOND = ("kill-runner", "kill-controller", "cut", "freeze-5s", "power-cut", "reboot", "disk-full", "SIGTERM")
 # Steps from which on there is something to undo.
-CHANGED = ("stop", "install", "start", "health", "tokens", "benchmark")
+CHANGED = ("stop", "install", "start", "health", "tokens", "acceptance", "benchmark", "soak")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ FAST = {
         "prompts": "prompts.jsonl",
         "tokens": 2,
         "max_new_tokens": 4,
-        "bench": {"num_prompts": 4, "concurrency": 2, "output_len": 4, "rounds": 1},
+        "bench": {"num_prompts": 4, "concurrency": 2, "output_len": 4, "rounds": 1, "min_round": "0s"},
     },
     "health": {"requests": 2, "need": 2, "max_new_tokens": 4, "deadline": "60s"},
 }

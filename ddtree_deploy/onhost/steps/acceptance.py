@@ -1,0 +1,100 @@
+"""The tree accepts as much as it should: against the service before, and against figures measured elsewhere.
+
+Counters of fixed prompts have almost no noise, so this gate is sharp where a speed gate is blunt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import expected, greedy, reference, serving
+from ..agreement import Judgement, judge_acceptance, worst_of
+from ..context import Context, StepFailed, StepSkipped
+from ..http import HttpError, server_info
+from ..service import ServiceControl
+
+
+def do(ctx: Context) -> str:
+    control = serving.control_of(ctx)
+    serving.require_serving(ctx, control)
+    wanted = reference.find(ctx, control)
+    table = ctx.option("against", None)
+    if wanted is None and table is None:
+        text = "no baseline to compare with, and no baseline file is named under `against`"
+        if ctx.plan.action == "verify":
+            raise StepFailed(text, verdict="inconclusive")
+        raise StepSkipped(text)
+    judged: list[Judgement] = []
+    figures: dict[str, Any] = {}
+    if wanted is not None:
+        sample = reference.sample_of(ctx, control, wanted)
+        figures["sample"] = sample
+        judged += against_reference(
+            wanted, sample, float(ctx.option("max_steps_ratio", 1.0)), float(ctx.option("tolerance", 0.0))
+        )
+    if table is not None:
+        found = _against_table(ctx, control, table)
+        figures["whole"] = found.figures.pop("sample", None)
+        judged.append(found)
+    whole = worst_of(judged)
+    ctx.result(**figures, acceptance=whole.figures)
+    if whole.verdict != "pass":
+        raise StepFailed(whole.reason, verdict=whole.verdict)
+    return whole.reason
+
+
+def against_reference(
+    wanted: reference.Reference, sample: dict[str, Any], max_steps_ratio: float, tolerance: float
+) -> list[Judgement]:
+    """Verify steps per token and accept length now against the reference's. Unknown counters:
+    inconclusive."""
+    against = f"{wanted.speculative or 'no speculation'} of {wanted.name}"
+    steps, length = sample["steps_per_token"], sample["accept_length"]
+    if None in (steps, length, wanted.steps_per_token, wanted.accept_length):
+        which = wanted.name if wanted.steps_per_token is None else "the service now"
+        text = f"verify steps per token are unknown: no spec_verify_ct in the answers of {which}"
+        return [Judgement("inconclusive", text, {})]
+    assert wanted.steps_per_token is not None and wanted.accept_length is not None
+    return [
+        # Equal counts mean equal; the tolerance covers the division's rounding only, unless one was asked
+        # for.
+        judge_acceptance(
+            steps,
+            wanted.steps_per_token,
+            max(tolerance, max_steps_ratio - 1.0) + 1e-9,
+            what="verify steps per token",
+            against=against,
+            higher_is_better=False,
+        ),
+        judge_acceptance(
+            length,
+            wanted.accept_length,
+            max(tolerance, 1.0 - 1.0 / max_steps_ratio) + 1e-9,
+            what="accept length",
+            against=against,
+        ),
+    ]
+
+
+def _against_table(ctx: Context, control: ServiceControl, table: dict[str, Any]) -> Judgement:
+    """All prompts of the data set, each to its own end, against the figures of a baseline file."""
+    prompts = greedy.load_prompts(ctx, reference.PROMPTS)
+    try:
+        info = serving.call(ctx, lambda: server_info(control.endpoint))
+    except HttpError as e:
+        raise StepFailed(str(e)) from e
+    length = int(ctx.option("max_new_tokens", 512))
+    sample = greedy.sample(ctx, control.endpoint, prompts, length, to_length=False)
+    value, steps = sample.accept_length(), sample.steps_per_token()
+    if value is None:
+        return Judgement("inconclusive", "accept length is unknown: no spec_verify_ct in the answers", {})
+    measured = expected.Measured(
+        model=str(info.get("model_path") or ""),
+        draft=str(info.get("speculative_draft_model_path") or ""),
+        dataset=str(ctx.option("dataset", "")),
+        budget=expected.budget_of(info),
+        accept_length=value,
+        steps_per_token=steps,
+    )
+    judged = expected.compare(measured, table, float(ctx.option("tolerance", expected.TOLERANCE)))
+    return Judgement(judged.verdict, judged.reason, {**judged.figures, "sample": sample.to_dict()})
