@@ -31,6 +31,7 @@ from ddtree_deploy.onhost import bytecode, tree
 from ddtree_deploy.sandbox import up
 
 WORKER = "sglang_ddtree/ddtree_worker.py"
+PLAYBOOK = "sandbox.yaml"  # short rounds and a low bar for speed: this machine is shared
 PROMPT = "The quick brown fox"
 # The first line of the worker's constructor, and what the fourth scene puts after it.
 START = "        check_sglang_version()"
@@ -132,11 +133,11 @@ class Demo:
 
 @contextmanager
 def without_local(playbooks: Path) -> Iterator[Path]:
-    """The rollout's playbook less `local`: else this machine's own compile stops the syntax error first."""
+    """The sandbox's playbook less `local`: else this machine's own compile stops the syntax error first."""
     with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as folder:
         copy = Path(folder) / "playbooks"
         shutil.copytree(playbooks, copy)
-        playbook = copy / "rollout.yaml"
+        playbook = copy / PLAYBOOK
         playbook.write_text(playbook.read_text().replace("  - local\n", ""))
         yield playbook
 
@@ -170,7 +171,8 @@ def run(project: Path) -> bool:
     demo.check("the server runs the chain", demo.host.algorithm(), demo.host.algorithm() == "DFLASH")
 
     demo.scene("2. rollout sandbox: DDTREE, through every gate")
-    code = demo.deploy("rollout", "sandbox")
+    book = ("--playbook", str(project / "playbooks" / PLAYBOOK))
+    code = demo.deploy("rollout", "sandbox", *book)
     demo.check("exit code 0", str(code), code == 0)
     demo.check("/server_info says DDTREE", demo.host.algorithm(), demo.host.algorithm() == "DDTREE")
     same = demo.host.tokens() == chain_tokens
@@ -192,7 +194,7 @@ def run(project: Path) -> bool:
 
     demo.scene("4. A payload that compiles, but whose service cannot start: rolled back")
     with broken(project / "payload", START, START + BOOM) as payload:
-        code = demo.deploy("rollout", "sandbox", "--payload", str(payload))
+        code = demo.deploy("rollout", "sandbox", "--payload", str(payload), *book)
     demo.check("exit code 1", str(code), code == 1)
     demo.unchanged(with_tree, chain_tokens)
     demo.check("/server_info says DDTREE still", demo.host.algorithm(), demo.host.algorithm() == "DDTREE")

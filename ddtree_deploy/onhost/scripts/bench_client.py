@@ -109,7 +109,7 @@ def flush(url: str) -> None:
 def calibration_loop() -> float:
     """Seconds for a fixed amount of work of one core that has nothing to do with the server."""
     begun, value = time.perf_counter(), 1
-    for _ in range(2_000_000):
+    for _ in range(1_000_000):
         value = (value * 1103515245 + 12345) & 0x7FFFFFFF
     return time.perf_counter() - begun
 
