@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ddtree_deploy import again
-from ddtree_deploy.commands import evidence, sandbox
+from ddtree_deploy.commands import evidence, gates_cli, sandbox
 from ddtree_deploy.errors import DeployError, Interrupted
 from ddtree_deploy.text import safe, shortened
 
@@ -247,6 +247,7 @@ def payload_digest(
     typer.echo(digest_lines(patch, upstream), nl=False)
 
 
+gates_cli.register(app)
 evidence.register(app)
 sandbox.register(app)
 

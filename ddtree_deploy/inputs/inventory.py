@@ -142,6 +142,7 @@ def _service(model: ServiceModel) -> Service:
         name=model.name or model.default_name(),
         kind=model.kind,
         endpoint=model.endpoint.rstrip("/"),
+        also_endpoints=[endpoint.rstrip("/") for endpoint in model.also_endpoints],
         unit=model.unit,
         launch=Launch(
             command=list(launch.command) if launch.command is not None else None,

@@ -51,6 +51,7 @@ class StopModel(Model):
 class ServiceModel(Model):
     kind: Literal["systemd", "supervised", "adopted"]
     endpoint: str
+    also_endpoints: list[str] = Field(default_factory=list)
     unit: str = ""
     name: str = ""
     api_key: ApiKeyModel | None = None
@@ -181,7 +182,9 @@ def check_host(doc: Document, loc: Loc, host: HostModel) -> None:
         return
     at = (*loc, "service")
     _check_kind(doc, at, service)
-    _check_endpoint(doc, at, service.endpoint, host.address)
+    _check_endpoint(doc, (*at, "endpoint"), service.endpoint, host.address)
+    for i, endpoint in enumerate(service.also_endpoints):
+        _check_endpoint(doc, (*at, "also_endpoints", i), endpoint, host.address)
     _check_launch(doc, at, service)
     if service.start.stalled_after > service.start.limit:
         raise doc.error((*at, "start"), "stalled_after is longer than limit")
@@ -203,8 +206,7 @@ def _check_kind(doc: Document, at: Loc, service: ServiceModel) -> None:
         raise doc.error((*at, "unit"), f"only a systemd service has a unit, this one is {service.kind}")
 
 
-def _check_endpoint(doc: Document, at: Loc, endpoint: str, address: str) -> None:
-    where = (*at, "endpoint")
+def _check_endpoint(doc: Document, where: Loc, endpoint: str, address: str) -> None:
     example = "such as http://127.0.0.1:30000"
     try:
         url = urlsplit(endpoint)

@@ -24,6 +24,12 @@ def decided(ctx: Context) -> bool:
     return any(e["e"] == "commit" for e in read(ctx.journal.path)[0])
 
 
+def held(ctx: Context) -> str:
+    """Why the committed release waits for `confirm` or `rollback`; empty for one that passed."""
+    events = read(ctx.journal.path)[0]
+    return next((str(e.get("held", "")) for e in events if e["e"] == "commit"), "")
+
+
 def forward(ctx: Context) -> None:
     """Decide, then record the release and tidy up. Idempotent: a recovery calls it again.
 
@@ -31,13 +37,13 @@ def forward(ctx: Context) -> None:
     """
     if not decided(ctx):
         try:
-            ctx.journal.write("commit", sync=True, step=ctx.step.name)
+            ctx.journal.write("commit", sync=True, step=ctx.step.name, held=ctx.held)
         except OSError as error:
             raise NotCommitted(f"cannot write the journal: {error.strerror}") from None
     if changes_host(ctx.plan):
         events, _ = read(ctx.journal.path)
         made = [e["undo"]["path"] for e in events if e["e"] == "intent" and e["undo"].get("op") == "mkdir"]
-        releases.commit(ctx.plan, ctx.run_dir, made)
+        releases.commit(ctx.plan, ctx.run_dir, made, "held" if held(ctx) else "good")
     guard.remove(ctx)
     _tidy(ctx)
 

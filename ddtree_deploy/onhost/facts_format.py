@@ -59,7 +59,7 @@ class Release:
     version: str
     variant: str
     digest: str  # of the installed state
-    verdict: str  # good | bad | rolled-back
+    verdict: str  # good | bad | rolled-back | held
     previous: str = ""  # the release that was live before; "" = none of ours
 
 

@@ -166,8 +166,8 @@ def generate_streamed(
 ) -> Generation:
     """The same as a stream of server-sent events, as most clients ask for it; the last event is the answer.
 
-    Each event of SGLang holds all that was generated so far. Raises HttpError, also for a stream that ends
-    without `[DONE]`, or with an event of another form.
+    Each event of SGLang holds all that was generated so far, or (incremental streaming) what is new. Raises
+    HttpError, also for a stream that ends without `[DONE]`, or with an event of another form.
     """
     body = {**_request(prompt, max_new_tokens, ignore_eos), "stream": True}
     began = time.monotonic()
@@ -183,8 +183,12 @@ def generate_streamed(
     if len(events) < 2:
         raise HttpError("protocol", f"{endpoint.url}/generate: a stream without any token")
     try:
-        answer = json.loads(events[-2])
-    except ValueError as e:
+        answers = [json.loads(event) for event in events[:-1]]
+        answer = answers[-1]
+        parts = [token for part in answers for token in part["output_ids"]]
+        if len(answer["output_ids"]) < answer["meta_info"]["completion_tokens"] == len(parts):
+            answer = {**answer, "output_ids": parts}
+    except (ValueError, KeyError, TypeError) as e:
         raise HttpError(
             "protocol", f"{endpoint.url}/generate: an event is not JSON: {events[-2][:80]!r}"
         ) from e

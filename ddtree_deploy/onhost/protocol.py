@@ -101,6 +101,7 @@ class Service:
     stop_limit_s: float = 120.0
     stop_kill: bool = False  # end leftovers by pid, only when the user said so
     user: str = ""  # run venv code as this user; empty: the SSH user
+    also_endpoints: list[str] = field(default_factory=list)  # further ones that the health gate asks
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Plan:
 
     protocol: int
     run: str  # 20261129T174501-ab12cd
-    action: str  # rollout | rollback
+    action: str  # rollout | rollback, or one that installs nothing: verify | bench | golden | calibrate | ...
     host: str
     who: str
     created: str  # ISO 8601, the controller's clock
@@ -182,7 +183,9 @@ class Plan:
     targets: list[Target]
     steps: list[StepSpec]
     service: Service | None = None
-    back_to: str = ""  # rollback: the release id (run) that is being returned to; "" = before the first
+    back_to: str = (
+        ""  # rollback: the release id (run) returned to, "" = before the first; confirm: the held one
+    )
     undoes: str = ""  # rollback: the run whose backup is restored
     accept_drift: bool = False
     also_stop: list[str] = field(default_factory=list)

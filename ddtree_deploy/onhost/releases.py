@@ -31,17 +31,17 @@ def installed(site_dir: Path) -> dict[str, Any] | None:
 
 
 def lines(site_dir: Path) -> list[dict[str, Any]]:
-    """releases.jsonl, oldest first; a torn last line is left out."""
+    """releases.jsonl, oldest first, a run once with its last verdict; a torn last line is left out."""
     try:
         raw = (site_dir / RELEASES).read_bytes()
     except FileNotFoundError:
         return []
-    found = []
+    found: dict[str, dict[str, Any]] = {}
     for line in raw[: raw.rfind(b"\n") + 1].splitlines():
         value = json.loads(line)
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            found[str(value.get("run", ""))] = value
+    return list(found.values())
 
 
 def keep_base(site_dir: Path, data: bytes) -> str:
@@ -81,8 +81,9 @@ def save_previous(site_dir: Path, run_dir: Path) -> None:
         layout.write_json(path, installed(site_dir))
 
 
-def commit(plan: Plan, run_dir: Path, made_dirs: list[str]) -> None:
-    """Record a run whose gates all passed. Idempotent; the order survives a crash between any two writes."""
+def commit(plan: Plan, run_dir: Path, made_dirs: list[str], verdict: str = "good") -> None:
+    """Record a run whose gates all passed, or (`held`) that waits for a person. Idempotent; the order
+    survives a crash between any two writes."""
     site_dir = run_dir.parent.parent
     previous = layout.read_json(run_dir / layout.PREVIOUS)
     new = _wanted_installed(plan, site_dir, previous, made_dirs)
@@ -91,7 +92,7 @@ def commit(plan: Plan, run_dir: Path, made_dirs: list[str]) -> None:
         layout.sync_folder(site_dir)
     else:
         layout.write_json(site_dir / INSTALLED, new)
-    _append(plan, site_dir, "good", (previous or {}).get("release", ""))
+    _append(plan, site_dir, verdict, (previous or {}).get("release", ""))
 
 
 def _wanted_installed(
@@ -133,18 +134,43 @@ def record_failure(plan: Plan, site_dir: Path, verdict: str, step: str) -> None:
 def _append(plan: Plan, site_dir: Path, verdict: str, previous: str) -> None:
     if any(line.get("run") == plan.run for line in lines(site_dir)):
         return
-    entry = {
-        "run": plan.run,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "who": plan.who,
-        "action": plan.action,
-        "payload": plan.payload_name,
-        "version": plan.payload_version,
-        "variant": plan.variant,
-        "digest": plan.release,
-        "verdict": verdict,
-        "previous": previous,
-    }
+    _write_line(
+        site_dir,
+        {
+            "run": plan.run,
+            "time": _now(),
+            "who": plan.who,
+            "action": plan.action,
+            "payload": plan.payload_name,
+            "version": plan.payload_version,
+            "variant": plan.variant,
+            "digest": plan.release,
+            "verdict": verdict,
+            "previous": previous,
+        },
+    )
+
+
+def confirm(site_dir: Path, run: str, who: str) -> None:
+    """A held release is good. Raises LookupError when it is not live, or not held."""
+    line = next((line for line in lines(site_dir) if line.get("run") == run), None)
+    live = (installed(site_dir) or {}).get("release", "")
+    if line is None or live != run:
+        raise LookupError(f"{run} is not the release that is live ({live or 'none of ours'})")
+    if line["verdict"] != "held":
+        raise LookupError(f"{run} is not held, it is {line['verdict']}")
+    _write_line(site_dir, {**line, "verdict": "good", "confirmed_by": who, "confirmed": _now()})
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _write_line(site_dir: Path, entry: dict[str, Any]) -> None:
+    """Append durably; a line that a crash tore is cut off first.
+
+    Raises OSError, with the file as it was.
+    """
     path = site_dir / RELEASES
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

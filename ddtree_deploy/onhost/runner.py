@@ -19,6 +19,7 @@ from .protocol import (
     STATE_BACK,
     STATE_BEFORE,
     STATE_BROKEN,
+    STATE_HELD,
     STATE_INSTALLED,
     STATE_NEW,
     STATE_UNTOUCHED,
@@ -103,12 +104,21 @@ def execute(ctx: Context) -> Outcome:
     for spec in ctx.plan.steps:
         outcome = _step(ctx, spec)
         verdicts[spec.name] = outcome.verdict
-        if outcome.verdict not in ("pass", "skipped"):
+        if outcome.verdict == "inconclusive" and _may_hold(ctx, spec):
+            # The gates after it are still asked: what fails one of them is not held but undone.
+            ctx.held = ctx.held or f"{spec.name}: {outcome.reason}"
+            verdicts[spec.name] = "held"
+        elif outcome.verdict not in ("pass", "skipped"):
             return outcome
-    missing = [s.name for s in ctx.plan.steps if verdicts.get(s.name) not in ("pass", "skipped")]
+    missing = [s.name for s in ctx.plan.steps if verdicts.get(s.name) not in ("pass", "skipped", "held")]
     if missing or not verdicts:  # a gate that never ran has not passed
         return Outcome("fail", (missing or [""])[0], "it never ran")
     return Outcome()
+
+
+def _may_hold(ctx: Context, spec: StepSpec) -> bool:
+    """A gate on the new release may be left undecided where the plan says so; nothing before it may."""
+    return ctx.plan.action == "rollout" and ctx.plan.on_inconclusive == "hold" and spec.kind in steps.GATES
 
 
 def _step(ctx: Context, spec: StepSpec) -> Outcome:
@@ -171,6 +181,10 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
             reason = f"the release is in place but could not be recorded: {one_line(error)}"
             return _broken(ctx, Outcome("fail", "unlock"), reason, recovered)
         else:
+            held = commit.held(ctx)
+            if held:
+                step, _, reason = held.partition(": ")
+                return _end(ctx, "inconclusive", 7, STATE_HELD, step, f"{reason}; {_passed(ctx)}", recovered)
             return _end(ctx, "pass", 0, _state_of_pass(ctx), "", _passed(ctx), recovered)
     intents = intents_by_step(read(ctx.journal.path)[0])
     if not intents:
@@ -239,7 +253,8 @@ def _remove_workspace(ctx: Context) -> None:
 
 def _state_of_pass(ctx: Context) -> str:
     if not commit.changes_host(ctx.plan):
-        return STATE_UNTOUCHED
+        changed = [s.kind for s in ctx.plan.steps if s.kind in steps.RESTARTS]
+        return STATE_BEFORE if changed else STATE_UNTOUCHED
     if ctx.plan.action == "rollback":
         return STATE_BACK
     return STATE_NEW if ctx.plan.service is not None else STATE_INSTALLED
@@ -248,7 +263,7 @@ def _state_of_pass(ctx: Context) -> str:
 def _passed(ctx: Context) -> str:
     verdicts = [e for e in read(ctx.journal.path)[0] if e["e"] == "verdict"]
     skipped = [e["step"] for e in verdicts if e["verdict"] == "skipped"]
-    text = f"{len(verdicts) - len(skipped)} steps passed"
+    text = f"{sum(1 for e in verdicts if e['verdict'] == 'pass')} steps passed"
     return f"{text}; skipped: {', '.join(skipped)}" if skipped else text
 
 
@@ -261,6 +276,8 @@ def _end(  # noqa: PLR0917
         6: f"ddtree-deploy plan {host}",
         130: f"ddtree-deploy {ctx.plan.action} {host}",
     }.get(code, f"ddtree-deploy status {host}")
+    if state == STATE_HELD:
+        following = f"ddtree-deploy confirm {host}, or ddtree-deploy rollback {host}"
     extra: dict[str, Any] = {"recovered": True} if recovered else {}
     ctx.journal.tolerant = True
     ctx.journal.write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .context import Context, StepFailed, StepSkipped
 from .protocol import Service
@@ -54,8 +54,15 @@ def result_of(ctx: Context, kind: str) -> dict[str, Any]:
     return found
 
 
+def skip(ctx: Context, reason: str) -> NoReturn:
+    """The gate does not apply: skipped in a rollout or rollback; never a pass in a run that only judges."""
+    if ctx.plan.action in ("rollout", "rollback"):
+        raise StepSkipped(reason)
+    raise StepFailed(reason, verdict="inconclusive")
+
+
 def require_serving(ctx: Context, control: ServiceControl) -> None:
-    """Skip a gate on a service that is down by design; fail where this run had started it."""
+    """Skip a gate on a service that is down by design; fail where this run had started it, or only judges."""
     started = result_of(ctx, "start")
     if started:
         runs, how = control.alive()
@@ -67,6 +74,8 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
         return
     if control.active():
         return
+    if ctx.plan.action not in ("rollout", "rollback"):
+        raise StepFailed("the service is down")
     raise StepSkipped("the service is down, and this run did not start it")
 
 

@@ -91,7 +91,8 @@ def make_rollout(
 ) -> PlanResult:
     """Plan a rollout. Raises DriftError (no variant, foreign files) or InputError (contradictions)."""
     expect_action(playbook, "rollout")
-    _check_service(host, facts)
+    check_service(host, facts)
+    _refuse_held(host, facts)
     variant = choose(host.name, facts, payload)
     check_folders(host, facts, variant)
     wanted = [Wanted.of(item, facts) for item in variant.items]
@@ -107,7 +108,7 @@ def make_rollout(
     targets += [g.target for g in stale]
     blob = archive.build({**payload.archive_entries(variant), **playbook.attachments})
     release = release_digest((w.item.ref, w.item.sha256, w.mode) for w in wanted)
-    plan = _plan(
+    plan = common_plan(
         host,
         facts,
         playbook,
@@ -121,12 +122,12 @@ def make_rollout(
         targets=sorted(targets, key=lambda t: t.ref),
     )
     files = [w.change(facts) for w in wanted] + [g.change for g in stale]
-    warnings = _warnings(host, facts)
+    warnings = warnings_of(host, facts)
     if facts.attempts.get(release) == "bad":
         warnings.append("this very release was rolled out here before and failed its gates")
     if foreign:
         warnings.append(f"foreign files that are replaced, and kept in the backup: {len(foreign)}")
-    changes = _changes(host, facts, playbook, plan, files, warnings)
+    changes = change_set(host, facts, playbook, plan, files, warnings)
     return PlanResult(plan, blob, changes)
 
 
@@ -156,12 +157,12 @@ def make_rollback(
         undone = of_run or (last.run if last else "")
         further = f"further back: ddtree-deploy releases {host.name}, then rollback {host.name} --to RELEASE"
         return NothingToDo(host.name, f"already back: {undone} is not live, {live} is; {further}")
-    _check_service(host, facts)
+    check_service(host, facts)
     way = going_back.to_release(host, facts, to) if to else going_back.one_step(facts)
     targets, files = restores(host, facts, way.sources, options.accept_drift)
     goal = next((r for r in facts.releases if r.run == way.back_to), None)
     blob = archive.build(playbook.attachments)
-    plan = _plan(
+    plan = common_plan(
         host,
         facts,
         playbook,
@@ -176,14 +177,32 @@ def make_rollback(
         back_to=way.back_to,
         undoes=way.undoes,
     )
-    changes = _changes(host, facts, playbook, plan, files, _warnings(host, facts), goal=goal)
+    changes = change_set(host, facts, playbook, plan, files, warnings_of(host, facts), goal=goal)
     return PlanResult(plan, blob, changes)
+
+
+def held_release(facts: Facts) -> Release | None:
+    """The live release, if it waits for a person."""
+    live = (facts.installed or {}).get("release")
+    return next((r for r in facts.releases if r.run == live and r.verdict == "held"), None)
+
+
+def _refuse_held(host: Host, facts: Facts) -> None:
+    held = held_release(facts)
+    if held is not None:
+        raise InputError(
+            f"release {held.run} of {held.who} is held since {held.time}: a person has to decide first",
+            host=host.name,
+            stage="plan",
+            next_command=f"ddtree-deploy confirm {host.name}, or ddtree-deploy rollback {host.name}",
+        )
 
 
 # ---- both ------------------------------------------------------------------------------------------------
 
 
-def _plan(host: Host, facts: Facts, playbook: Playbook, options: RunOptions, **own: Any) -> Plan:
+def common_plan(host: Host, facts: Facts, playbook: Playbook, options: RunOptions, **own: Any) -> Plan:
+    """The plan's fields that all actions share, and `own`; `payload` only says which checks there are."""
     payload = own.pop("payload")
     steps = step_specs(host, playbook, payload)
     preflight = next((s for s in steps if s.kind == "preflight"), None)
@@ -221,7 +240,7 @@ def expect_action(playbook: Playbook, action: str) -> None:
         )
 
 
-def _check_service(host: Host, facts: Facts) -> None:
+def check_service(host: Host, facts: Facts) -> None:
     """The service of hosts.yaml can be driven (no container, no wrapper, ...)."""
     if facts.service is not None and facts.service.problem:
         raise InputError(
@@ -233,7 +252,8 @@ def _check_service(host: Host, facts: Facts) -> None:
         )
 
 
-def _warnings(host: Host, facts: Facts) -> list[str]:
+def warnings_of(host: Host, facts: Facts) -> list[str]:
+    """What of the host a person should know before saying yes."""
     found = list(facts.warnings)
     if facts.lock.held:
         found.append(f"locked by run {facts.lock.run} of {facts.lock.who} since {facts.lock.since}")
@@ -245,7 +265,7 @@ def _warnings(host: Host, facts: Facts) -> list[str]:
     return found
 
 
-def _changes(  # noqa: PLR0917
+def change_set(  # noqa: PLR0917
     host: Host,
     facts: Facts,
     playbook: Playbook,
@@ -255,6 +275,7 @@ def _changes(  # noqa: PLR0917
     *,
     goal: Release | None = None,
 ) -> ChangeSet:
+    """The plan for people. goal: the release that a rollback goes back to."""
     service = facts.service
     specs = {spec.name: spec for spec in plan.steps}
     steps = [

@@ -12,14 +12,14 @@ from ddtree_deploy.inputs.yamlfile import suggest
 from ddtree_deploy.onhost.protocol import Service, StepSpec
 
 # These need a server to talk to; on a host without one the runner skips them, saying so.
-SERVICE_STEPS = ("baseline", "stop", "start", "health", "tokens", "benchmark", "soak")
+SERVICE_STEPS = ("baseline", "stop", "start", "health", "tokens", "acceptance", "benchmark", "soak")
 ON_CONTROLLER = ("local",)
 _SLACK_S = 60.0
 
 
 def step_specs(host: Host, playbook: Playbook, payload: Payload | None) -> list[StepSpec]:
     """The steps that run on the host. Raises InputError where host, playbook and payload contradict."""
-    if host.service and not playbook.step("stop"):
+    if host.service and playbook.action in ("rollout", "rollback") and not playbook.step("stop"):
         raise InputError(
             "the host has a service, but the playbook neither stops nor starts it around `install`",
             file=playbook.file,

@@ -42,7 +42,7 @@ def rows(facts: Facts) -> list[Row]:
             r.who,
             r.verdict,
             live=r.run == live,
-            target=r.action == "rollout" and r.verdict == "good" and r.run in back,
+            target=r.action == "rollout" and r.verdict in ("good", "held") and r.run in back,
         )
         for r in reversed(facts.releases)
     ]

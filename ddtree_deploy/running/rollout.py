@@ -40,7 +40,7 @@ NOTHING_DONE = "nothing was touched"
 class Job:
     """What is to be done on each host of a fleet. `confirm` is asked with the changes; False ends the run."""
 
-    action: str  # rollout | rollback
+    action: str  # rollout | rollback, or one that installs nothing (then `make` plans it)
     playbook: Playbook
     payload: Payload | None  # None for a rollback
     view: View
@@ -51,6 +51,7 @@ class Job:
     of_runs: dict[str, str] = field(default_factory=dict)  # rollback: host -> the rollout to undo
     to: str = ""  # rollback: the release to go back to
     launching: Callable[[str, str], None] = lambda host, run: None  # told just before a run begins on a host
+    make: Callable[[Host, Facts, RunOptions], PlanResult | NothingToDo] | None = None
     patience: Patience = field(default_factory=Patience)
     connect: Callable[[Host], ssh.Link] = ssh.connect
 
@@ -192,6 +193,8 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
 
 
 def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:
+    if job.make is not None:
+        return job.make(host, facts, options)
     if job.payload is None:
         of_run = job.of_runs.get(host.name, "")
         return plan.make_rollback(host, facts, job.playbook, options, of_run=of_run, to=job.to)

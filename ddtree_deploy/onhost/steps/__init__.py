@@ -21,9 +21,16 @@ KINDS = (
     "acceptance",
     "benchmark",
     "soak",
+    "calibrate",
+    "sweep",
+    "confirm",
     "unlock",
     "run",
 )
+# What judges the service after its start.
+GATES = ("tokens", "acceptance", "benchmark", "soak")
+# What restarts the service, and leaves it as it was.
+RESTARTS = ("calibrate", "sweep")
 
 
 def load(kind: str) -> ModuleType:

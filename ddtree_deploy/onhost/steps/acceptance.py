@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import expected, greedy, reference, serving
 from ..agreement import Judgement, judge_acceptance, worst_of
-from ..context import Context, StepFailed, StepSkipped
+from ..context import Context, StepFailed
 from ..http import HttpError, server_info
 from ..service import ServiceControl
 
@@ -20,10 +20,7 @@ def do(ctx: Context) -> str:
     wanted = reference.find(ctx, control)
     table = ctx.option("against", None)
     if wanted is None and table is None:
-        text = "no baseline to compare with, and no baseline file is named under `against`"
-        if ctx.plan.action == "verify":
-            raise StepFailed(text, verdict="inconclusive")
-        raise StepSkipped(text)
+        serving.skip(ctx, "no baseline to compare with, and no baseline file is named under `against`")
     judged: list[Judgement] = []
     figures: dict[str, Any] = {}
     if wanted is not None:

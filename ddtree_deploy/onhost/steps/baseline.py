@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import agreement, calibration, greedy, identity, measure, reference, serving, stats
-from ..context import Context, StepFailed, StepSkipped
+from ..context import Context, StepFailed
 from ..greedy import Sample
 from ..http import HttpError
 from ..protocol import StepSpec
@@ -18,9 +18,9 @@ from ..service import ServiceControl
 def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     if not control.active():
-        raise StepSkipped("the service is not running: there is nothing to compare with later")
+        serving.skip(ctx, "the service is not running: there is nothing to measure or to compare with later")
     if not control.generates():
-        raise StepSkipped("the service runs but does not generate: there is nothing to compare with later")
+        serving.skip(ctx, "the service runs but does not generate: there is nothing to compare with later")
     prompts = greedy.load_prompts(ctx, str(ctx.option("prompts", reference.PROMPTS)))
     asked = reference.first(prompts, int(ctx.option("tokens", 8)))
     length = int(ctx.option("max_new_tokens", 32))

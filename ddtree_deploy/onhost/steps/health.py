@@ -1,4 +1,8 @@
-"""Prompts of our own, N of M, answered with tokens within a deadline. /health is not asked: it lies."""
+"""Prompts of our own, N of M, answered with tokens within a deadline, as a stream, at every endpoint of the
+host.
+
+/health is not asked: it may say 200 while generation hangs.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,80 @@ import time
 
 from .. import serving, verdict
 from ..context import Context, StepFailed
-from ..http import HttpError, generate
+from ..http import Endpoint, HttpError, generate_streamed
 from ..service.ready import check_listener, with_log
 
 
 def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     serving.require_serving(ctx, control)
-    requests, need = int(ctx.option("requests", 3)), int(ctx.option("need", 3))
-    asked = int(ctx.option("max_new_tokens", 8))
     until = time.monotonic() + float(ctx.option("deadline_s", 120))
     check_listener(control)
-    good, faults, seconds = 0, [], []
-    for number in range(1, requests + 1):
-        left = until - time.monotonic()
-        if left <= 0:
-            faults.append(f"prompt {number} was not asked: the deadline is over")
-            break
-        # Unique, so that no cache can answer instead of the model.
-        prompt = f"ddtree-deploy {ctx.plan.run} {number} {secrets.token_hex(8)}: count from one to ten."
+    key = control.endpoint.api_key
+    endpoints = [control.endpoint, *(Endpoint(url, key) for url in serving.service_of(ctx).also_endpoints)]
+    said, told = [], []
+    for endpoint in endpoints:
+        asked = _Asked(ctx, endpoint, until)
+        asked.all()
+        told.append({"endpoint": endpoint.url, **asked.figures()})
+        judged = verdict.health(asked.good, asked.need, asked.requests, asked.faults)
+        where = f"{endpoint.url}: " if len(endpoints) > 1 else ""
+        if judged.verdict != "pass":
+            ctx.result(**told[0], endpoints=told)
+            raise StepFailed(with_log(control, where + judged.reason), verdict=judged.verdict)
+        said.append(where + judged.reason)
+    ctx.result(**told[0], endpoints=told)
+    return "; ".join(said)
+
+
+class _Asked:
+    """What one endpoint answered."""
+
+    def __init__(self, ctx: Context, endpoint: Endpoint, until: float) -> None:
+        self.ctx, self.endpoint, self.until = ctx, endpoint, until
+        self.requests, self.need = int(ctx.option("requests", 3)), int(ctx.option("need", 3))
+        self.max_new_tokens = int(ctx.option("max_new_tokens", 8))
+        self.good, self.faults = 0, list[str]()
+        self.seconds, self.first_s = list[float](), list[float]()
+
+    def all(self) -> None:
+        """Until enough is known."""
+        for number in range(1, self.requests + 1):
+            left = self.until - time.monotonic()
+            if left <= 0:
+                self.faults.append(f"prompt {number} was not asked: the deadline is over")
+                return
+            fault = self.one(number, left)
+            if fault:
+                self.faults.append(f"prompt {number}: {fault}")
+                self.ctx.progress(self.faults[-1])
+            if len(self.faults) > self.requests - self.need:
+                return
+
+    def one(self, number: int, left: float) -> str:
+        """What is wrong with the answer to one prompt, unique so that no cache can answer for the model."""
+        prompt = f"ddtree-deploy {self.ctx.plan.run} {number} {secrets.token_hex(8)}: count from one to ten."
+        asked = self.max_new_tokens
         try:
             made = serving.call(
-                ctx,
-                lambda p=prompt, s=left: generate(control.endpoint, p, asked, seconds=s),  # type: ignore[misc]
+                self.ctx, lambda: generate_streamed(self.endpoint, prompt, asked, seconds=left)
             )
-            fault = verdict.answer(made.tokens, made.completion_tokens, made.finish, asked, exact=False)
         except HttpError as e:
-            fault = str(e)
-        if fault:
-            faults.append(f"prompt {number}: {fault}")
-            ctx.progress(faults[-1])
-        else:
-            good += 1
-            seconds.append(round(made.seconds, 3))
-            ctx.progress(
-                f"prompt {number} of {requests}: {len(made.tokens)} tokens", done=number, total=requests
-            )
-        if len(faults) > requests - need:
-            break
-    ctx.result(good=good, requests=requests, seconds=seconds, faults=faults)
-    judged = verdict.health(good, need, requests, faults)
-    if judged.verdict != "pass":
-        raise StepFailed(with_log(control, judged.reason), verdict=judged.verdict)
-    return judged.reason
+            return str(e)
+        fault = verdict.answer(made.tokens, made.completion_tokens, made.finish, asked, exact=False)
+        if not fault:
+            self.good += 1
+            self.seconds.append(round(made.seconds, 3))
+            self.first_s.append(round(made.first_s, 3))
+            text = f"prompt {number} of {self.requests}: {len(made.tokens)} tokens in {made.chunks} parts"
+            self.ctx.progress(text, done=number, total=self.requests)
+        return fault
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "good": self.good,
+            "requests": self.requests,
+            "seconds": self.seconds,
+            "first_s": self.first_s,
+            "faults": self.faults,
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .. import reference, serving
 from ..agreement import judge_tokens
-from ..context import Context, StepFailed, StepSkipped
+from ..context import Context, StepFailed
 
 
 def do(ctx: Context) -> str:
@@ -13,14 +13,11 @@ def do(ctx: Context) -> str:
     serving.require_serving(ctx, control)
     wanted = reference.find(ctx, control)
     if wanted is None:
-        if ctx.plan.action == "verify":
-            raise StepFailed(
-                "there is no reference, so tokens cannot be judged: "
-                f"ddtree-deploy golden record {ctx.plan.host}, while a server runs that is known to be right",
-                verdict="inconclusive",
-            )
-        raise StepSkipped(
-            "no baseline: the old service was not serving, so there is no output to compare with"
+        serving.skip(
+            ctx,
+            f"no reference: ddtree-deploy golden record {ctx.plan.host}, while a server runs that is right"
+            if ctx.plan.action == "verify"
+            else "no baseline: the old service was not serving, so there is no output to compare with",
         )
     epsilon, share = ctx.option("epsilon", None), ctx.option("max_tie_share", None)
     sample = reference.measure(ctx, control, wanted)

@@ -1,0 +1,204 @@
+"""verify, bench, golden record, calibrate, confirm: runs that install nothing. They take the same road as a
+rollout: locked, detached, journalled, recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ddtree_deploy import console
+from ddtree_deploy.commands import inputs
+from ddtree_deploy.errors import GateFailed, InputError
+from ddtree_deploy.inputs import golden
+from ddtree_deploy.inputs.inventory import Host, Inventory
+from ddtree_deploy.inputs.playbook import Playbook, Step
+from ddtree_deploy.inputs.playbook_schema import GOLDEN, TIMEOUTS
+from ddtree_deploy.onhost.calibration import MIN_RESTARTS
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.protocol import Launch
+from ddtree_deploy.planning import plan_gates
+from ddtree_deploy.planning.changes import ChangeSet, render
+from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
+from ddtree_deploy.running import fleet
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.record import Record
+from ddtree_deploy.running.rollout import Job
+
+Make = Callable[[Host, Facts, RunOptions], PlanResult | NothingToDo]
+RESTART_S = 3600.0  # of a large model, with its rounds; the step's limit is so many times this
+
+
+def verify(
+    target: str, *, hosts: Path | None, playbook: Path | None, golden_file: Path | None, json_lines: bool
+) -> int:
+    """All gates on the service as it runs. Returns the exit code."""
+    inventory = inputs.load_hosts(hosts)
+    book = inputs.load_playbook(playbook, "verify")
+
+    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
+        path = golden_file or golden_path(inventory, host)
+        found = {GOLDEN: golden.read(path)} if golden_file or path.exists() else {}
+        return plan_gates.make_gates(host, facts, book, options, found)
+
+    return _run(inventory, target, book, make, json_lines).exit_code
+
+
+def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines: bool) -> int:
+    """SGLang's own client on the service as it runs, with the rounds of the rollout's baseline."""
+    inventory = inputs.load_hosts(hosts)
+    book = measuring(playbook, "bench")
+
+    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(host, facts, book, options, {})
+
+    return _run(inventory, target, book, make, json_lines).exit_code
+
+
+def record_golden(
+    target: str, *, hosts: Path | None, playbook: Path | None, output: Path | None, json_lines: bool
+) -> int:
+    """Keep the greedy answers of the service as it runs. Returns the exit code."""
+    inventory = inputs.load_hosts(hosts)
+    chosen = inventory.resolve(target)
+    if output is not None and len(chosen) > 1:
+        raise InputError(f"-o names one file, {target} has {len(chosen)} hosts", field="-o")
+    book = measuring(playbook, "golden", bench=None)
+
+    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(host, facts, book, options, {})
+
+    done = _run(inventory, target, book, make, json_lines)
+    for host, outcome in zip(chosen, done.outcomes, strict=False):
+        if outcome.exit_code == 0:
+            _keep(inventory, host, outcome, output)
+    return done.exit_code
+
+
+def _keep(inventory: Inventory, host: Host, outcome: Outcome, output: Path | None) -> None:
+    path = output or golden_path(inventory, host)
+    result = outcome.results.get("baseline")
+    if not result:
+        raise GateFailed(
+            "the service was not measured, so there is nothing to record",
+            stage="baseline",
+            host=host.name,
+            state="nothing was changed",
+            next_command=f"ddtree-deploy status {host.name}",
+        )
+    recorded = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    data = golden.of_baseline(host.name, recorded, result)
+    golden.write(data, path)
+    who = ", ".join(f"{k} {v}" for k, v in data["identity"].items() if v)
+    logs = "without log-probs: ties cannot be told" if data["sample"]["refused"] else "with log-probs"
+    print(f"{path}: {len(data['texts'])} prompts {logs}; epsilon {data['epsilon']:.2g}; {who}")
+
+
+def calibrate(
+    target: str,
+    *,
+    hosts: Path | None,
+    playbook: Path | None,
+    restarts: int,
+    yes: bool,
+    json_lines: bool,
+) -> int:
+    """Restart the unchanged service so many times, measure after each, keep the spread on the host."""
+    if restarts < MIN_RESTARTS:
+        raise InputError(f"{restarts} restarts say too little, {MIN_RESTARTS} are needed", field="--restarts")
+    inventory = inputs.load_hosts(hosts)
+    base = measuring(playbook, "calibrate")
+    baseline = base.steps[-2]
+    options = {
+        "restarts": restarts,
+        "prompts": baseline.options["prompts"],
+        "bench": baseline.options["bench"],
+    }
+    book = restarting(base, Step("calibrate", "calibrate", restarts * RESTART_S, options))
+    inputs.require_consent(yes, f"calibrate {target}")
+
+    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(as_it_runs(host), facts, book, options, {})
+
+    return _run(inventory, target, book, make, json_lines, ask=not yes).exit_code
+
+
+def confirm(target: str, *, hosts: Path | None, json_lines: bool) -> int:
+    """A held release is good. Returns the exit code; 0 with a word where none is held."""
+    inventory = inputs.load_hosts(hosts)
+    steps = (_step("lock"), Step("confirm", "confirm", 60.0, {}), _step("unlock"))
+    book = Playbook(inventory.file, "confirm", "confirm", steps)
+
+    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult | NothingToDo:
+        return plan_gates.make_confirm(host, facts, book, options)
+
+    return _run(inventory, target, book, make, json_lines).exit_code
+
+
+def golden_path(inventory: Inventory, host: Host) -> Path:
+    """Where `golden record` keeps a host's file, and `verify` looks for it."""
+    return Record(inventory.file).folder / "golden" / f"{host.name}.json"
+
+
+def measuring(playbook: Path | None, action: str, **changed: Any) -> Playbook:
+    """lock, stage, the baseline step of the rollout's playbook (with `changed` options), unlock."""
+    book = inputs.load_playbook(playbook, "rollout")
+    baseline = book.step("baseline")
+    if baseline is None:
+        raise InputError("the playbook has no baseline step, which says what to measure", file=book.file)
+    if not changed and baseline.options["bench"] is None:
+        raise InputError(
+            "the baseline has no bench, which says how to measure",
+            file=book.file,
+            line=baseline.line,
+            field="baseline",
+        )
+    step = dataclasses.replace(baseline, options={**baseline.options, **changed})
+    steps = (_step("lock"), _step("stage"), step, _step("unlock"))
+    return dataclasses.replace(book, name=action, action=action, steps=steps)
+
+
+def restarting(book: Playbook, step: Step) -> Playbook:
+    """The same with the service on record before, and another step in the place of the baseline."""
+    steps = (_step("lock"), _step("backup"), _step("stage"), step, _step("unlock"))
+    return dataclasses.replace(book, steps=steps)
+
+
+def as_it_runs(host: Host) -> Host:
+    """The host without launch edits: what runs is restarted as it is."""
+    if host.service is None:
+        return host
+    return dataclasses.replace(host, service=dataclasses.replace(host.service, launch=Launch()))
+
+
+def _step(kind: str) -> Step:
+    return Step(kind, kind, TIMEOUTS[kind], {})
+
+
+def _run(
+    inventory: Inventory, target: str, book: Playbook, make: Make, json_lines: bool, *, ask: bool = False
+) -> fleet.FleetOutcome:
+    chosen = inventory.resolve(target)
+    view = console.choose(json_lines)
+
+    def consent(changes: ChangeSet) -> bool:
+        if not ask:
+            return True
+        view.text(["", *render(changes, diffs=False).splitlines(), ""])
+        return inputs.ask(f"{changes.action} restarts the service of {changes.host}. Go on?")
+
+    with Interrupts() as interrupts:
+        job = Job(
+            action=book.action,
+            playbook=book,
+            payload=None,
+            view=view,
+            record=Record(inventory.file),
+            interrupts=interrupts,
+            confirm=consent,
+            make=make,
+        )
+        return fleet.run(target, chosen, job)

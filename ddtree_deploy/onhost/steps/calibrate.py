@@ -1,0 +1,57 @@
+"""How much do restarts of the unchanged service differ? So many restarts, rounds after each, the spread kept.
+
+Undo: the service as it was, which is what it is all the time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from .. import calibration, greedy, identity, measure, reference, restarts, stats
+from ..context import Context
+from ..restarts import check_undone, undo
+
+__all__ = ["check_undone", "do", "undo"]
+
+
+def do(ctx: Context) -> str:
+    running = restarts.begin(ctx)
+    count = int(ctx.option("restarts", calibration.MIN_RESTARTS))
+    prompts = greedy.load_prompts(ctx, str(ctx.option("prompts", reference.PROMPTS)))
+    bench = measure.Bench.from_options(ctx.option("bench", {}) or {}, prompts)
+    here, _ = identity.of_server(ctx, running.endpoint)
+    blocks: list[list[float]] = []
+    kept = []
+    repeats = 0
+    for number in range(1, count + 1):
+        ctx.progress(f"restart {number} of {count}", done=number - 1, total=count)
+        running = restarts.restart(ctx)
+        result = restarts.rounds(ctx, running, prompts, bench, f"restart-{number}", repeats)
+        repeats = result["repeats"]
+        blocks.append([r.throughput for r in measure.judged_rounds(result) if not r.warmup])
+        kept.append({"figures": result["figures"], "rounds": blocks[-1], "loop": result["loop"]})
+        ctx.progress(
+            f"restart {number} of {count}: {measure.shown(result['figures'])}", done=number, total=count
+        )
+    spread = stats.restart_spread(blocks)
+    recorded = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    more = {"recorded": recorded, "run": ctx.plan.run, "bench": result["bench"], "blocks": blocks}
+    calibration.save(ctx.state_dir, here, spread, more)
+    within = math.sqrt(sum(stats.summary(b)["spread"] ** 2 for b in blocks) / len(blocks))
+    said = _resolvable(blocks, spread)
+    ctx.result(sd=spread.sd, restarts=count, within=within, blocks=kept, identity=here, said=said)
+    return (
+        f"restarts spread by {spread.sd:.1%} ({count} restarts, rounds within one by {within:.1%}); "
+        f"kept for this host; {said}"
+    )
+
+
+def _resolvable(blocks: list[list[float]], spread: stats.RestartSpread) -> str:
+    """What that means for a release as fast as the one before: the smallest ratio, and whether 0.95 is
+    one."""
+    try:
+        found = stats.resolution(max(blocks, key=lambda b: stats.summary(b)["spread"]), 0.95, spread)
+    except stats.TooFewRounds:
+        return f"{len(blocks[0])} rounds a restart are too few to say what can be resolved"
+    return found.text
