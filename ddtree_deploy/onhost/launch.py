@@ -72,8 +72,8 @@ def accept(run_dir: Path) -> Plan:
         problem = "two steps have the same name"
     elif any(s.kind in ("lock", "unlock") for s in plan.steps[1:-1]):
         problem = "lock comes first and unlock last, once each"
-    elif plan.on_inconclusive == "hold":
-        problem = "on_inconclusive: hold is not supported by this version; use rollback"
+    elif plan.on_inconclusive not in ("rollback", "hold"):
+        problem = f"on_inconclusive: {plan.on_inconclusive!r} is not known"
     elif run_dir.parent.parent != layout.site_dir(layout.state_dir(plan.state_dir), plan.site):
         problem = f"{run_dir} is not in the state folder of {plan.site}"
     for spec in plan.steps:

@@ -79,6 +79,13 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
     raise StepSkipped("the service is down, and this run did not start it")
 
 
+def lives(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
+    """Whether the service still runs, and if not, how it ended, as far as that is known."""
+    if result_of(ctx, "start"):
+        return control.alive()
+    return control.active(), "it does not run any more"  # somebody else started it: how it ended is theirs
+
+
 def call(ctx: Context, function: Callable[[], T]) -> T:
     """Run a call that has a deadline of its own in a thread, so that an interrupt need not wait for it."""
     done: list[T] = []

@@ -178,7 +178,7 @@ def test_a_payload_that_is_not_the_planned_one_is_refused(host: Host) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"on_inconclusive": "hold"}, "hold is not supported"),
+        ({"on_inconclusive": "wait"}, "on_inconclusive: 'wait' is not known"),
         ({"protocol": 2}, "protocol 2, this runner speaks 1"),
         ({"surprise": 1}, "unknown key 'surprise'"),
         ({"steps": []}, "the first step must be lock"),

@@ -37,7 +37,7 @@ def do(ctx: Context) -> str:
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
-    _same_processes(control, before.members)
+    _same_processes(ctx, control, before.members)
     seconds = time.monotonic() - began
     ctx.result(
         requests=requests,
@@ -113,16 +113,16 @@ class _Watch:
 def _settled(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
     """Whether it lives; a process closes its connections a moment before it is gone."""
     for _ in range(10):
-        runs, how = control.alive()
+        runs, how = serving.lives(ctx, control)
         if not runs:
             break
         ctx.pause(0.2)
     return runs, how
 
 
-def _same_processes(control: ServiceControl, before: frozenset[tuple[int, int]]) -> None:
+def _same_processes(ctx: Context, control: ServiceControl, before: frozenset[tuple[int, int]]) -> None:
     """A rank that died, or was replaced, while rank 0 stays up is a broken service."""
-    runs, how = control.alive()
+    runs, how = serving.lives(ctx, control)
     if not runs:
         raise StepFailed(with_log(control, f"the service is down after the soak: {how}"))
     now = control.footprint().members
