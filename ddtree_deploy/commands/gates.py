@@ -44,7 +44,7 @@ def verify(
         found = {GOLDEN: golden.read(path)} if golden_file or path.exists() else {}
         return plan_gates.make_gates(host, facts, book, options, found)
 
-    return _run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, make, json_lines).exit_code
 
 
 def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines: bool) -> int:
@@ -55,7 +55,7 @@ def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines:
     def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(host, facts, book, options, {})
 
-    return _run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, make, json_lines).exit_code
 
 
 def record_golden(
@@ -71,7 +71,7 @@ def record_golden(
     def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(host, facts, book, options, {})
 
-    done = _run(inventory, target, book, make, json_lines)
+    done = run(inventory, target, book, make, json_lines)
     for host, outcome in zip(chosen, done.outcomes, strict=False):
         if outcome.exit_code == 0:
             _keep(inventory, host, outcome, output)
@@ -123,7 +123,7 @@ def calibrate(
     def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(as_it_runs(host), facts, book, options, {})
 
-    return _run(inventory, target, book, make, json_lines, ask=not yes).exit_code
+    return run(inventory, target, book, make, json_lines, ask=not yes).exit_code
 
 
 def confirm(target: str, *, hosts: Path | None, json_lines: bool) -> int:
@@ -135,7 +135,7 @@ def confirm(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult | NothingToDo:
         return plan_gates.make_confirm(host, facts, book, options)
 
-    return _run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, make, json_lines).exit_code
 
 
 def golden_path(inventory: Inventory, host: Host) -> Path:
@@ -178,9 +178,10 @@ def _step(kind: str) -> Step:
     return Step(kind, kind, TIMEOUTS[kind], {})
 
 
-def _run(
+def run(
     inventory: Inventory, target: str, book: Playbook, make: Make, json_lines: bool, *, ask: bool = False
 ) -> fleet.FleetOutcome:
+    """Do what `make` plans on the hosts of `target`. ask: with the plan shown, before anything begins."""
     chosen = inventory.resolve(target)
     view = console.choose(json_lines)
 

@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command("bench")(bench)
     app.command("calibrate")(calibrate)
     app.command("confirm")(confirm)
+    app.command("sweep")(sweep)
     golden = typer.Typer(help="Greedy answers of a server known to be right.", no_args_is_help=True)
     golden.callback()(_golden)
     golden.command("record")(record)
@@ -107,3 +108,47 @@ def confirm(target: Target, hosts: Hosts = None, json_lines: Json = False) -> No
     from ddtree_deploy.commands import gates
 
     raise typer.Exit(gates.confirm(target, hosts=hosts, json_lines=json_lines))
+
+
+def sweep(  # noqa: PLR0917
+    target: Target,
+    budgets: Annotated[str, typer.Option("--budgets", metavar="N,N,...", help="Tree budgets to try.")],
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", metavar="N,N,...", help="Requests at a time.")
+    ] = "4",
+    passes: Annotated[int, typer.Option("--passes", min=1, max=20, help="Restarts with each budget.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds after each restart.")] = 4,
+    apply: Annotated[
+        bool,
+        typer.Option("--apply", help="Leave the service with what is best for the first concurrency."),
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget what an earlier sweep that was ended has measured.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The plots. [default: sweep-RUN.html]"),
+    ] = None,
+    playbook: Book = None,
+    hosts: Hosts = None,
+    yes: Yes = False,
+    json_lines: Json = False,
+) -> None:
+    """Restart the service with each budget and the chain, measure, and say which is best at which load."""
+    from ddtree_deploy.commands import sweep as command
+
+    code = command.sweep(
+        target,
+        hosts=hosts,
+        playbook=playbook,
+        budgets=budgets,
+        concurrency=concurrency,
+        passes=passes,
+        rounds=rounds,
+        apply=apply,
+        fresh=fresh,
+        output=output,
+        yes=yes,
+        json_lines=json_lines,
+    )
+    raise typer.Exit(code)

@@ -92,7 +92,11 @@ def client(  # noqa: PLR0917
         "rounds": own,
         "loop": [r["loop_s"] for r in own if not r["warmup"]],
         "figures": figures([r for r in own if not r["warmup"]]),
-        "also": [{"concurrency": r["also"], **figures([r])} for r in rounds if r["also"]],
+        "also": [
+            {"concurrency": r["also"], "completed": r.get("completed"), **figures([r])}
+            for r in rounds
+            if r["also"]
+        ],
     }
 
 

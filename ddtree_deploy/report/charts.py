@@ -106,6 +106,32 @@ def histogram(before: Sequence[float], after: Sequence[float]) -> str:
     return _svg(chart, "Number of requests by accept length, before and after")
 
 
+SWEEP = (
+    ("output_tokens_per_s", "tokens/s", 1),
+    ("accept_length", "accept length", 3),
+    ("ttft_ms", "TTFT, ms", 1),
+    ("tpot_ms", "TPOT, ms", 2),
+)
+
+
+def sweep(rows: Sequence[dict[str, Any]], key: str, title: str, digits: int) -> str:
+    """One figure against the budget (0: the chain), a line for each concurrency. Empty without figures."""
+    budgets = sorted({r["budget"] for r in rows})
+    known = [r[key] for r in rows if r[key] is not None]
+    if not known:
+        return ""
+    chart = _chart(pygal.Line, f"sweep-{key}", dots_size=4, x_title="budget", y_title=title)
+    chart.x_labels = ["chain" if b == 0 else str(b) for b in budgets]
+    top = max(known) * 1.08
+    chart.range = (0, top)
+    chart.y_labels = ticks(0, top)
+    for concurrency in sorted({r["concurrency"] for r in rows}):
+        found = {r["budget"]: r[key] for r in rows if r["concurrency"] == concurrency}
+        values = [found.get(b) for b in budgets]
+        chart.add(f"concurrency {concurrency}", [None if v is None else round(v, digits) for v in values])
+    return _svg(chart, f"{title} against the tree budget")
+
+
 def count(values: Sequence[float], edges: Sequence[float]) -> list[int]:
     """How many values lie in each bin; a value on an edge belongs to the bin above it."""
     found = [0] * (len(edges) - 1)

@@ -55,6 +55,7 @@ def render(bundle: dict[str, Any]) -> str:
         bars=bars(bundle["steps"]),
         figures=figures(measured),
         plots=plots(measured),
+        sweep=sweep(bundle["steps"]),
         details={s["name"]: flat(s["figures"]) for s in bundle["steps"]},
         embedded=embedded(bundle),
         version=metadata.version("ddtree-deploy"),
@@ -77,6 +78,15 @@ def plots(measured: dict[str, Any]) -> dict[str, Markup]:
         "histogram": charts.histogram(before.get("accept_lengths", []), after.get("accept_lengths", [])),
     }
     return {name: Markup(svg) for name, svg in drawn.items()}
+
+
+def sweep(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """{rows, best, schedule, plots} of a sweep's figures; None for other runs."""
+    found = next((s["figures"] for s in steps if s["kind"] == "sweep" and s["figures"]), None)
+    if found is None:
+        return None
+    plots = [Markup(svg) for figure in charts.SWEEP if (svg := charts.sweep(found["rows"], *figure))]
+    return {**{k: found[k] for k in ("rows", "best", "schedule", "restart")}, "plots": plots}
 
 
 def figures(measured: dict[str, Any]) -> list[dict[str, str]]:

@@ -1,0 +1,131 @@
+"""sweep: the service with each tree budget in turn; a table, a plot, and the launch argument that follows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ddtree_deploy.commands import gates, inputs
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.inputs.playbook import Step
+from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.sweep_table import CHAIN
+from ddtree_deploy.planning import plan_gates
+from ddtree_deploy.planning.plan import PlanResult, RunOptions
+from ddtree_deploy.report import bundle
+
+HEADER = ("concurrency", "budget", "tokens/s", "x chain", "interval", "accept length", "TTFT, ms", "TPOT, ms")
+
+
+def sweep(
+    target: str,
+    *,
+    hosts: Path | None,
+    playbook: Path | None,
+    budgets: str,
+    concurrency: str,
+    passes: int,
+    rounds: int,
+    apply: bool,
+    fresh: bool,
+    output: Path | None,
+    yes: bool,
+    json_lines: bool,
+) -> int:
+    """Restart the service with each budget and the chain, measure, print the table. Returns the exit code."""
+    tried, loads = numbers(budgets, "--budgets", 1, 4096), numbers(concurrency, "--concurrency", 1, 100_000)
+    inventory = inputs.load_hosts(hosts)
+    (host,) = one(inventory.resolve(target))
+    base = gates.measuring(playbook, "sweep")
+    baseline = base.steps[-2].options
+    options = {
+        **{key: baseline[key] for key in ("prompts", "tokens", "max_new_tokens", "bench")},
+        "budgets": tried,
+        "concurrency": loads,
+        "passes": passes,
+        "rounds": rounds,
+        "apply": apply,
+        "fresh": fresh,
+    }
+    arms = (len(tried) + 1) * passes
+    book = gates.restarting(base, Step("sweep", "sweep", arms * gates.RESTART_S, options))
+    inputs.require_consent(yes, f"sweep {target} --budgets {budgets}")
+
+    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(host, facts, book, options, {})
+
+    done = gates.run(inventory, target, book, make, json_lines, ask=not yes)
+    outcome = done.outcomes[0]
+    result = outcome.results.get("sweep")
+    if outcome.exit_code == 0 and result and not json_lines:
+        print("\n".join(lines(host.name, result)))
+        from ddtree_deploy.report import html  # its libraries are needed for nothing else here
+
+        path = output or Path(f"sweep-{outcome.run}.html")
+        found = bundle.load(bundle.find(bundle.runs_folder(inventory.file), outcome.run))
+        try:
+            path.write_text(html.render(found), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", file=path, field="-o") from None
+        print(f"the plots: {path}")
+    return done.exit_code
+
+
+def one(hosts: list[Host]) -> list[Host]:
+    """Sweeps are compared on one host."""
+    if len(hosts) != 1:
+        names = ", ".join(h.name for h in hosts)
+        raise InputError(f"sweep takes one host, the group has {len(hosts)}: {names}", field="TARGET")
+    return hosts
+
+
+def numbers(text: str, flag: str, least: int, most: int) -> list[int]:
+    """`4,8,16` -> [4, 8, 16]; each once, in the given order. Raises InputError."""
+    if not re.fullmatch(r"\s*\d{1,6}(\s*,\s*\d{1,6})*\s*", text):
+        raise InputError(f"{text!r} is not a list of numbers such as 4,8,16", field=flag)
+    found = list(dict.fromkeys(int(part) for part in text.split(",")))
+    for number in found:
+        if not least <= number <= most:
+            chain = "; the chain is measured in any case" if number == CHAIN else ""
+            raise InputError(f"{number} is not between {least} and {most}{chain}", field=flag)
+    return found
+
+
+def lines(host: str, result: dict[str, Any]) -> list[str]:
+    """The table, the best of each concurrency, and the launch argument."""
+    cells = [HEADER, *(_cells(row) for row in result["rows"])]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
+    out = ["", *("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells), ""]
+    out.append(f"restarts spread by {result['restart']['sd']:.1%} ({result['restart']['source']})")
+    for row in result["best"]:
+        arm = "the chain" if row["budget"] == CHAIN else f"budget {row['budget']}"
+        also = f" (not told from {', '.join(map(str, row['equals']))})" if row["equals"] else ""
+        out.append(f"best at concurrency {row['concurrency']}: {arm}{also}")
+    out.append(f"  --speculative-ddtree-budget-schedule {result['schedule']}")
+    out.append(f"in hosts.yaml of {host}: launch: {{set: {{{_setting(result)}}}}}")
+    return out
+
+
+def _setting(result: dict[str, Any]) -> str:
+    budgets = {row["budget"] for row in result["best"]}
+    if budgets == {CHAIN}:
+        return "speculative-algorithm: DFLASH"
+    if len(budgets) == 1:
+        return f"speculative-algorithm: DDTREE, speculative-ddtree-budget: {budgets.pop()}"
+    return f'speculative-algorithm: DDTREE, speculative-ddtree-budget-schedule: "{result["schedule"]}"'
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    low_high = row["interval"]
+    return (
+        str(row["concurrency"]),
+        "chain" if row["budget"] == CHAIN else str(row["budget"]),
+        f"{row['output_tokens_per_s']:.1f}",
+        "" if row["ratio"] is None else f"{row['ratio']:.3f}",
+        "" if low_high is None else f"{low_high[0]:.3f} - {low_high[1]:.3f}",
+        "-" if row["accept_length"] is None else f"{row['accept_length']:.3f}",
+        f"{row['ttft_ms']:.1f}",
+        f"{row['tpot_ms']:.2f}",
+    )
