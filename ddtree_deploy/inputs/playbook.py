@@ -31,9 +31,9 @@ from ddtree_deploy.inputs.playbook_schema import (
     StepModel,
     Tokens,
 )
-from ddtree_deploy.inputs.yamlfile import Document, Loc, Model, read_text, suggest
+from ddtree_deploy.inputs.yamlfile import Document, Model, read_text, suggest
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
-from ddtree_deploy.inputs.yamlnodes import kind_of
+from ddtree_deploy.inputs.yamlnodes import Loc, kind_of
 from ddtree_deploy.onhost import expected
 
 _ORDER = [kind for kind in KINDS if kind != "run"]
