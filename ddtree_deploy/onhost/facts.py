@@ -93,6 +93,9 @@ def gather(asked: FactsRequest) -> Facts:
         base_contents=_base_contents(site_dir, bases) if asked.contents else {},
         warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
         attempts=releases.attempts(site_dir),
+        driver=host_facts.driver(),
+        cuda=site_facts.cuda_of(site.packages["torch"].folder) if "torch" in site.packages else "",
+        pip_freeze=site_facts.freeze(site.purelib),
     )
 
 

@@ -114,4 +114,9 @@ class Facts:
     warnings: list[str] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)  # the live release first, then what it replaced, ...
     base_contents: dict[str, str] = field(default_factory=dict)  # digest -> zlib + base64, when asked for
+    driver: str = ""  # NVIDIA's kernel module
+    cuda: str = ""  # that torch was built for
+    pip_freeze: list[str] = field(
+        default_factory=list
+    )  # name==version of every distribution in site-packages
     attempts: dict[str, str] = field(default_factory=dict)  # digest -> "bad" for releases marked bad

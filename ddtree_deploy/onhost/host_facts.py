@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -56,6 +57,16 @@ def gpus() -> tuple[list[Gpu], str]:
         if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
             found.append(Gpu(parts[0], int(parts[1]), int(parts[2])))
     return found, ""
+
+
+def driver() -> str:
+    """Version of NVIDIA's kernel module; empty where there is none."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text(errors="replace").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", first)
+    return found[1] if found else escape(first)[:80]
 
 
 def free_bytes(path: str) -> int:

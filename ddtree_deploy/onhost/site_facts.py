@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import stat
 import subprocess
 import zlib
@@ -90,6 +91,33 @@ def probe(python: str, package: str = "sglang") -> Site:
     value: dict[str, Any] = json.loads(answers[-1][len(MARK) :])
     packages = {name: Package(**p) for name, p in value["packages"].items()}
     return Site(os.path.realpath(value["purelib"]), value["python"], packages, errors[0] if errors else "")
+
+
+def cuda_of(torch_folder: str) -> str:
+    """The CUDA that torch was built for, out of its version.py: importing torch takes seconds; empty for
+    none."""
+    try:
+        with open(os.path.join(torch_folder, "version.py"), encoding="utf-8", errors="replace") as f:
+            text = f.read(65536)
+    except OSError:
+        return ""
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\w.]+)['\"]", text, re.M)
+    return found[1] if found else ""
+
+
+def freeze(site: str) -> list[str]:
+    """`name==version` of each distribution in site-packages, by the names of their dist-info folders."""
+    try:
+        names = os.listdir(site)
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        stem, dot, _ = name.rpartition(".dist-info")
+        title, dash, version = stem.partition("-")
+        if dot and dash and name.endswith(".dist-info"):
+            found.append(f"{title.replace('_', '-').lower()}=={version}")
+    return sorted(found)
 
 
 def owner_of(python: str) -> dict[str, Any]:

@@ -139,3 +139,18 @@ def test_a_request_of_another_version_is_refused_in_one_line(host: Host) -> None
     )
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == ["facts: protocol 99, this is 1"]
+
+
+def test_the_fingerprint_has_cuda_driver_and_all_distributions(tmp_path: Path) -> None:
+    from ddtree_deploy.onhost import host_facts, site_facts
+
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "version.py").write_text("__version__ = '2.14.1'\ncuda: Optional[str] = '12.9'\nhip = None\n")
+    assert site_facts.cuda_of(str(torch)) == "12.9"
+    (torch / "version.py").write_text("cuda: Optional[str] = None\n")
+    assert site_facts.cuda_of(str(torch)) == site_facts.cuda_of(str(tmp_path)) == ""
+    for name in ("Ninja-1.13.dist-info", "flashinfer_python-0.6.1.dist-info", "torch", "x.egg-info"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    assert site_facts.freeze(str(tmp_path)) == ["flashinfer-python==0.6.1", "ninja==1.13"]
+    assert isinstance(host_facts.driver(), str)
