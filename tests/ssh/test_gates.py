@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,8 +122,6 @@ def test_each_mood_is_failed_by_the_gate_for_it(
 
 
 def _get(box: Box, path: str) -> str:
-    import urllib.request
-
     with urllib.request.urlopen(f"http://127.0.0.1:{box.port}{path}", timeout=30) as answer:
         return str(answer.read().decode())
 
@@ -167,3 +168,30 @@ def test_calibrate_restarts_the_unchanged_service_and_the_benchmark_gate_knows_i
     rolled = serving.run("rollout", "box", "--yes")
     known = rolled.outcome["results"]["baseline"]["restart"]
     assert known["restarts"] == 6 and not known["assumed"] and "measured over 6 restarts" in known["source"]
+
+
+def test_a_sweep_goes_on_where_it_was_ended_and_leaves_the_service_as_it_was(serving: Box) -> None:
+    edit(serving, lambda p: options(p, "baseline").update({"bench": {**BENCH, "num_prompts": 2}}))
+    words = ("sweep", "box", "--budgets", "4,8", "--passes", "1", "--rounds", "5", "--yes")
+    before = serving.snapshot()
+    running = serving.start(*words)
+    running.until(
+        lambda e: str(e.get("text", "")).startswith("arm 2 of 3 (pass 1, budget 4)"), "the second arm"
+    )
+    os.killpg(running.process.pid, signal.SIGINT)
+    ended = running.finish()
+    assert ended.code == 130, ended
+    assert serving.algorithm() == "DFLASH", "restored"
+    (kept,) = serving.state.glob("sites/*/sweep.json")
+    assert [b["budget"] for b in json.loads(kept.read_text())["blocks"]] == [0]
+    done = serving.plain(*words, "-o", "plots.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--speculative-ddtree-budget-schedule 1:" in done.stdout
+    assert "measured by an earlier run" in "".join(
+        p.read_text() for p in serving.work.glob(".ddtree-deploy/runs/*/journal.jsonl")
+    )
+    assert (serving.work / "plots.html").read_text().count("against the tree budget") >= 3
+    assert serving.algorithm() == "DFLASH" and differs(serving, before) == []
+    assert not kept.exists(), "the next sweep begins anew"
+    argv = json.loads(_get(serving, "/fake"))["argv"]
+    assert not [word for word in argv if "ddtree" in word]
