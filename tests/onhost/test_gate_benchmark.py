@@ -50,12 +50,14 @@ def run(
     lab: Lab, *, bench: dict[str, Any] | None = BENCH, count: int = 20, old: str = "DFLASH",
     new: str = "DDTREE", **gate: Any,
 ) -> Context:  # fmt: skip
-    """Baseline of `old`, then a restart with `new`."""
+    """Baseline of `old`, then a restart with `new`; what cannot be resolved here is no reason to end."""
     baseline = StepSpec("baseline", "baseline", 120, {"tokens": 3, "max_new_tokens": 12, "bench": bench})
     gates = [StepSpec("acceptance", "acceptance", 120), StepSpec("benchmark", "benchmark", 120, gate)]
     lab.start_by_hand("--speculative-algorithm", old)
     wanted = Launch(set={"speculative-algorithm": new}, env={"PYTHONPATH": str(lab.root / "venv")})
-    ctx = lab.context(lab.service("adopted", launch=wanted), baseline, "stop", "start", *gates)
+    ctx = lab.context(
+        lab.service("adopted", launch=wanted), baseline, "stop", "start", *gates, on_inconclusive="hold"
+    )
     prompts(ctx, count)
     of(ctx).record(ctx.backup_dir)
     do(ctx, "baseline")
@@ -139,14 +141,15 @@ STATISTIC = {"min_ratio": 0.5, "assume_restart_sd": 0.02, "host_change": 9.0}
 
 
 def test_a_slow_server_fails_by_its_speed(lab: Lab) -> None:
-    lab.mood(when={"DDTREE": {"token_s": 0.3}})
+    # Sleeps that a busy machine does not stretch by much.
+    lab.mood(token_s=0.1, when={"DDTREE": {"token_s": 0.8}})
     judged = failed(run(lab, bench={**BENCH, "num_prompts": 2, "output_len": 4, "rounds": 5}, **STATISTIC))
     assert judged.verdict == "fail", judged.reason
     assert judged.reason.startswith("speed ratio 0.") and "min_ratio 0.5" in judged.reason
 
 
 def test_a_fast_server_passes_with_its_interval(lab: Lab) -> None:
-    lab.mood(token_s=0.05)
+    lab.mood(token_s=0.1)
     bench = {**BENCH, "num_prompts": 2, "output_len": 4, "rounds": 5}
     ctx = run(lab, bench=bench, **{**STATISTIC, "min_ratio": 0.1})
     assert "min_ratio 0.1" in do(ctx, "benchmark")
