@@ -14,8 +14,12 @@ _FILES = ("--hosts", "--payload", "--playbook")
 _TAKES = {  # the flags of each command that a text may name
     **dict.fromkeys(("rollout", "plan"), _FILES),
     **dict.fromkeys(("status", "drift"), ("--hosts", "--payload")),
-    **dict.fromkeys(("rollback", "releases", "attach", "recover", "unlock", "trust"), ("--hosts",)),
+    **dict.fromkeys(("verify", "bench", "calibrate", "sweep"), ("--hosts", "--playbook")),
+    **dict.fromkeys(
+        ("rollback", "releases", "attach", "recover", "unlock", "trust", "confirm"), ("--hosts",)
+    ),
 }
+_OWN_BOOK = {"rollback": "rollback", "verify": "verify"}  # all others take a rollout's
 _COMMAND = re.compile(rf"ddtree-deploy ({'|'.join(_TAKES)})((?: (?!-)[^\s,;()`]+)?)")
 
 _given: dict[str, str] = {}
@@ -43,7 +47,7 @@ def typed(text: str) -> str:
 
 def _with_flags(match: re.Match[str]) -> str:
     command = match[1]
-    # The playbook of a rollout means nothing to a rollback.
-    same_book = (command == "rollback") == (_running == "rollback")
+    # The playbook of a rollout means nothing to a rollback or a verify.
+    same_book = _OWN_BOOK.get(command) == _OWN_BOOK.get(_running)
     flags = [f for f in _TAKES[command] if f in _given and (f != "--playbook" or same_book)]
     return match[0] + "".join(f" {flag} {shlex.quote(_given[flag])}" for flag in flags)
