@@ -5,11 +5,11 @@ Both are made of `ddtree_deploy/onhost/`, which is standard library only and is 
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import io
 import json
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -83,8 +83,9 @@ def runner() -> bytes:
 
 def facts_script(request: FactsRequest) -> bytes:
     """The program for `PYTHON -I -S -`: the modules that facts need, compressed, and the request."""
-    needed = _closure("onhost.facts", _modules()) | _closure("onhost.codecache", _modules())
-    packed = base64.b85encode(zlib.compress(json.dumps(needed).encode(), 9)).decode()
+    modules = _modules()
+    needed = _closure("onhost.facts", modules) | _closure("onhost.codecache", modules)
+    packed = base64.b85encode(zlib.compress(json.dumps(needed).encode())).decode()
     words = json.dumps(to_dict(request))
     script = _FACTS.format(
         sources=packed, request=words, state_dir=request.state_dir, digest=digest(sources())
@@ -118,16 +119,20 @@ def _closure(start: str, modules: dict[str, tuple[bool, str]]) -> dict[str, tupl
     return dict(sorted(needed.items()))
 
 
+# By pattern, not by parsing: it is done at each start, and a module too many costs some bytes, no more.
+_IMPORT = re.compile(r"^[ \t]*import[ \t]+([^\n#]+)", re.MULTILINE)
+_FROM = re.compile(r"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#(]+)", re.MULTILINE)
+_NAME = re.compile(r"\w+")
+
+
 def _imports(name: str, package: bool, source: str) -> list[str]:
-    found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = name.split(".")
-                parent = parts[: len(parts) - node.level + (1 if package else 0)]
-                base = ".".join([*parent, *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    """Modules that a source may import, wherever in it: absolute names, and names in modules."""
+    found = [word.split()[0] for line in _IMPORT.findall(source) for word in line.split(",") if word.split()]
+    for dots, module, names in _FROM.findall(source):
+        base = module
+        if dots:
+            parts = name.split(".")
+            parent = parts[: len(parts) - len(dots) + (1 if package else 0)]
+            base = ".".join([*parent, *([module] if module else [])])
+        found += [base, *(f"{base}.{word}" for word in _NAME.findall(names))]
     return found

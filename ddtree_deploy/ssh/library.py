@@ -1,5 +1,21 @@
 """The one module that imports fabric and paramiko: the rest of this package takes their names from here."""
 
+# ruff: noqa: E402
+import sys
+import types
+
+# invoke, which both are built on, imports unittest.mock for a class that its users' tests may take, and with
+# it all of asyncio: a tenth of the start of a command. It gets the name it asks for, nothing else does.
+_LENT = "unittest.mock" not in sys.modules
+if _LENT:
+    sys.modules["unittest.mock"] = types.ModuleType("unittest.mock")
+    sys.modules["unittest.mock"].__dict__["Mock"] = type("Mock", (), {})
+try:
+    import invoke  # noqa: F401
+finally:
+    if _LENT:
+        del sys.modules["unittest.mock"]
+
 import fabric  # type: ignore[import-untyped]
 import paramiko
 from paramiko import ssh_exception

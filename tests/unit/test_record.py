@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 import json
@@ -136,6 +137,21 @@ def test_the_facts_script_carries_only_what_facts_import() -> None:
     needed = zipapp._closure("onhost.facts", zipapp._modules())
     assert "onhost.facts" in needed and "onhost" in needed and "onhost.protocol" in needed
     assert "onhost.steps.benchmark" not in needed
+
+
+def test_no_import_of_any_module_is_overlooked() -> None:
+    """What the pattern finds includes what Python's own parser finds."""
+    for name, (package, source) in zipapp._modules().items():
+        wanted = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                level = node.level - (1 if package else 0)
+                parent = name.split(".")[: len(name.split(".")) - level] if node.level else []
+                base = ".".join([*parent, *([node.module] if node.module else [])])
+                wanted |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+        assert wanted <= set(zipapp._imports(name, package, source)), name
 
 
 @pytest.mark.parametrize(
