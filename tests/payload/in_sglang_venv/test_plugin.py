@@ -44,7 +44,7 @@ def resolved_arguments(arguments):
 
 def test_the_algorithm_is_registered_and_no_built_in_claims_to_be_it():
     assert SpeculativeAlgorithm.from_string("DDTREE").is_ddtree()
-    assert SpeculativeAlgorithm.from_string("ddtree").is_dflash_family()
+    assert SpeculativeAlgorithm.from_string("ddtree").is_dflash()
     assert not any(builtin.is_ddtree() for builtin in SpeculativeAlgorithm)
     assert not CustomSpecAlgo("OTHER", None).is_ddtree()
 
@@ -90,6 +90,7 @@ def test_resolution_sets_the_widths_and_shows_the_flags():
     assert args.speculative_ddtree_budget == 16
 
 
+@newer_line_only
 def test_a_schedule_is_the_widest_budget_to_sglang():
     args = prepare_server_args([*DDTREE, *SCHEDULE])
     args.resolve_once()
@@ -253,9 +254,14 @@ def test_a_worker_whose_hook_was_taken_away_refuses_to_start():
         hooks.install(hooks.WORKER_HOOKS)
         hooks.assert_in_place()
         dflash_utils.validate_dflash_request = dflash_utils.validate_dflash_request.__wrapped__
-        from sglang_ddtree.ddtree_worker import DDTreeWorker
+        if is_v1():
+            from sglang_ddtree.v1.worker import DDTreeWorker
 
-        DDTreeWorker(SimpleNamespace(), 0, 0, None)
+            DDTreeWorker(SimpleNamespace())
+        else:
+            from sglang_ddtree.ddtree_worker import DDTreeWorker
+
+            DDTreeWorker(SimpleNamespace(), 0, 0, None)
 
     outcome = in_fork(scenario)
     assert outcome.status != 0
