@@ -131,6 +131,16 @@ def test_case_24_a_tree_that_accepts_less_than_the_chain_fails(lab: Lab) -> None
     assert judged.verdict == "fail"
 
 
+def test_case_24_a_little_less_fails_too(lab: Lab) -> None:
+    """The tolerance is for figures of other machines; against the chain before there is none."""
+    lab.mood(when={"DFLASH": {"accept": 2.0}, "DDTREE": {"accept": 1.9}})
+    ctx = run(lab, **REPORT)
+    ctx.step = next(s for s in ctx.plan.steps if s.name == "acceptance")
+    ctx.step.options["tolerance"] = 0.5
+    judged = failed(ctx, "acceptance")
+    assert judged.verdict == "fail" and "tolerance 0.0%" in judged.reason
+
+
 def test_equal_counts_are_equal_and_a_ratio_may_be_allowed(lab: Lab) -> None:
     lab.mood(when={"DDTREE": {"accept": 2.0}})
     ctx = run(lab, **REPORT)

@@ -26,9 +26,7 @@ def do(ctx: Context) -> str:
     if wanted is not None:
         sample = reference.sample_of(ctx, control, wanted)
         figures["sample"] = sample
-        judged += against_reference(
-            wanted, sample, float(ctx.option("max_steps_ratio", 1.0)), float(ctx.option("tolerance", 0.0))
-        )
+        judged += against_reference(wanted, sample, float(ctx.option("max_steps_ratio", 1.0)))
     if table is not None:
         found = _against_table(ctx, control, table)
         figures["whole"] = found.figures.pop("sample", None)
@@ -41,7 +39,7 @@ def do(ctx: Context) -> str:
 
 
 def against_reference(
-    wanted: reference.Reference, sample: dict[str, Any], max_steps_ratio: float, tolerance: float
+    wanted: reference.Reference, sample: dict[str, Any], max_steps_ratio: float
 ) -> list[Judgement]:
     """Verify steps per token and accept length now against the reference's. Unknown counters:
     inconclusive."""
@@ -53,12 +51,11 @@ def against_reference(
         return [Judgement("inconclusive", text, {})]
     assert wanted.steps_per_token is not None and wanted.accept_length is not None
     return [
-        # Equal counts mean equal; the tolerance covers the division's rounding only, unless one was asked
-        # for.
+        # Equal counts mean equal: the 1e-9 covers the rounding of the division.
         judge_acceptance(
             steps,
             wanted.steps_per_token,
-            max(tolerance, max_steps_ratio - 1.0) + 1e-9,
+            max_steps_ratio - 1.0 + 1e-9,
             what="verify steps per token",
             against=against,
             higher_is_better=False,
@@ -66,7 +63,7 @@ def against_reference(
         judge_acceptance(
             length,
             wanted.accept_length,
-            max(tolerance, 1.0 - 1.0 / max_steps_ratio) + 1e-9,
+            1.0 - 1.0 / max_steps_ratio + 1e-9,
             what="accept length",
             against=against,
         ),
