@@ -221,4 +221,5 @@ STATE_NEW = "new release serving"
 STATE_INSTALLED = "new release installed"  # no service
 STATE_BACK = "earlier state back in place"  # a rollback that passed
 STATE_HELD = "new release held, waiting for confirm or rollback"
+STATE_APPLIED = "serving with other launch arguments"  # a sweep with --apply
 STATE_BROKEN = "needs a person"

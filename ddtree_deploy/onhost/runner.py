@@ -16,6 +16,7 @@ from .context import Context, Interrupt, StepFailed, StepSkipped
 from .journal import Journal, read
 from .lock import FileLock
 from .protocol import (
+    STATE_APPLIED,
     STATE_BACK,
     STATE_BEFORE,
     STATE_BROKEN,
@@ -253,7 +254,9 @@ def _remove_workspace(ctx: Context) -> None:
 
 def _state_of_pass(ctx: Context) -> str:
     if not commit.changes_host(ctx.plan):
-        changed = [s.kind for s in ctx.plan.steps if s.kind in steps.RESTARTS]
+        changed = [s.name for s in ctx.plan.steps if s.kind in steps.RESTARTS]
+        if any(ctx.results.get(name, {}).get("applied") for name in changed):
+            return STATE_APPLIED
         return STATE_BEFORE if changed else STATE_UNTOUCHED
     if ctx.plan.action == "rollback":
         return STATE_BACK
