@@ -245,6 +245,7 @@ def test_an_ordinary_request_is_let_through():
 )
 def test_a_request_that_verify_would_not_honour_is_refused(changes, feature):
     assert feature in validate_dflash_request(None, request(**changes), False)
+    assert feature in validate_dflash_request("an older release's verdict on DFLASH", request(**changes))
 
 
 def test_a_worker_whose_hook_was_taken_away_refuses_to_start():
