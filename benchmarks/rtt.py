@@ -23,6 +23,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from tests.lab.controller import Controller
 from tests.lab.hosts import Host, Lab, wait_for
 from tests.lab.payloads import OVERLAID, make_payload, write_playbooks
@@ -131,6 +133,15 @@ def handmade(host: Host, payload: Path, prompts: Path) -> tuple[float, float]:
     return wall + packing, cpu + packing_cpu
 
 
+def same_work(playbook: Path) -> None:
+    """Leave out the gates that the hand-written script does not have."""
+    book = yaml.safe_load(playbook.read_text())
+    book["steps"] = [
+        s for s in book["steps"] if (s if isinstance(s, str) else next(iter(s))) not in ("acceptance", "soak")
+    ]
+    playbook.write_text(yaml.safe_dump(book, sort_keys=False))
+
+
 def measure(folder: Path, repeats: int) -> tuple[Series, Series]:
     """Both contestants at every RTT, in turns."""
     ours, theirs = Series("ddtree-deploy"), Series("tar over ssh")
@@ -141,6 +152,7 @@ def measure(folder: Path, repeats: int) -> tuple[Series, Series]:
         entry["service"]["launch"] = LAUNCH
         controller.write_hosts({mine.name: entry})
         write_playbooks(controller.folder)
+        same_work(controller.folder / "rollout.yaml")
         prompts = controller.folder / "prompts.jsonl"
         for host in (mine, other):
             wait_for(host.generates, "the stub service")
