@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.lab.hosts import PATIENCE, Host, LabError
+from tests.lab.hosts import PATIENCE, Host, LabError, wait_for
 
 POLL_S = 0.005
 Event = dict[str, Any]
@@ -122,17 +122,30 @@ def runner_of(host: Host, tail: Tail) -> int:
 
 @contextlib.contextmanager
 def held_still(pid: int) -> Iterator[None]:
-    """Stop a process while a fault is made, so that the fault meets it where it is."""
+    """Stop a process while a fault is made, so that the fault meets it where it is.
+
+    It has to have stopped: of two signals that wait for a process that has no CPU, SIGTERM comes first.
+    """
     if not pid:
         yield
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: not _runs(pid), f"process {pid} to stand still")
     try:
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a thread of it is neither stopped nor gone."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return any(state not in "TtZX" for state in states)
 
 
 def children(pid: int) -> list[int]:
