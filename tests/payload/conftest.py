@@ -16,6 +16,16 @@ if any(Path(os.environ.get("DDTREE_SGLANG_PYTHON", "/")).parent.parent.glob(V1_W
 
 
 @pytest.fixture(scope="session")
+def v2_only():
+    """For what DDTREE refuses on SGLang 0.5.13."""
+    from sglang_venv import sglang_python
+
+    packages = Path(sglang_python()).parent.parent / "lib"
+    if any(packages.glob("python3*/site-packages/sglang/srt/speculative/dflash_worker.py")):
+        pytest.skip("DDTREE refuses it on SGLang 0.5.13")
+
+
+@pytest.fixture(scope="session")
 def payload(tmp_path_factory):
     """A folder for PYTHONPATH that holds the payload as the host would have it."""
     from sglang_venv import PAYLOAD, ensure_models, install_as_wheel, sglang_python

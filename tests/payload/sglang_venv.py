@@ -192,7 +192,9 @@ def accept_length(answers: list[dict]) -> float:
 
 
 def _free_port() -> int:
-    for port in PORTS:
+    # A server binds its port only once it has loaded: two sessions must not begin at the same one.
+    first = os.getpid() % len(PORTS)
+    for port in (*PORTS[first:], *PORTS[:first]):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

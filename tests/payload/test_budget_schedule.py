@@ -6,7 +6,7 @@ import pytest
 from serving import DDTREE, DRAFT, assert_equal, verified_trees
 from sglang_venv import PROMPTS
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("v2_only")]
 
 BLOCK = 8
 CHAIN = BLOCK - 1  # what a budget of 0 verifies
