@@ -59,6 +59,7 @@ class DDTreeWorker(DFlashWorker):
         self.num_nodes = self.ddtree.budget + 1
         self._mask_layout = tree_mask_layout(self.model_runner.attn_backend)
         self._mask_workspace = MaskWorkspace()
+        self._compile_builder()
         labels = {"model_name": server_args.served_model_name}
         self.metrics = TreeMetrics(
             debug=self.ddtree.debug_metrics,
@@ -113,6 +114,15 @@ class DDTreeWorker(DFlashWorker):
                 verifying=verifying,
             )
         return self._commit(batch, draft_input, paths, logits_output)
+
+    def _compile_builder(self) -> None:
+        """Build one tree of the shape to be served, so that no request waits for the compiler."""
+        width = min(self.ddtree.topk_cap, self.ddtree.budget)
+        logps = -torch.arange(1, width + 1, dtype=torch.float32).expand(1, self.block_size - 1, width)
+        ids = torch.arange(width).expand(1, self.block_size - 1, width)
+        build_ddtree_batch(
+            ids.contiguous().numpy(), logps.contiguous().numpy(), self.ddtree.budget, self._mask_workspace
+        )
 
     def _draft(self, batch: ScheduleBatch, bonus_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the draft block. Returns log-probs float32 and ids int64, both ``[bs, B - 1, k]``."""
