@@ -22,6 +22,8 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     ddtree_worker    draft -> tree -> verify -> commit
     metrics          a line per tree and its invariants
     prometheus       what goes to /metrics
+    cuda_graphs      what the target's verify graph is captured with
+    self_check       random trees through the serving path, before the first request
     server_args      flags and their validation
     server_checks    what a DDTREE server refuses at start
     request_checks   what a DDTREE server refuses per request

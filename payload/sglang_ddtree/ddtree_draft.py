@@ -87,6 +87,14 @@ class DDTreeDraftWorker(DFlashWorkerV2):
         with self._draft_widths():
             super().init_attention_backends()
 
+    def init_cuda_graphs(self) -> None:
+        with self._draft_widths():
+            super().init_cuda_graphs()
+
+    def _maybe_build_draft_sampler(self) -> None:
+        """DFLASH folds its argmax into the draft's graph; DDTREE ranks candidates after it."""
+        return
+
     def _make_next_draft_input_prefill(
         self, *, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor
     ) -> DDTreeDraftInput:

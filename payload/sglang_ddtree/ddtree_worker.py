@@ -32,7 +32,7 @@ from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjus
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree import hooks
-from sglang_ddtree.budget_schedule import tree_shape, tree_shapes
+from sglang_ddtree.budget_schedule import TreeShape, tree_shape, tree_shapes
 from sglang_ddtree.ddtree_draft import DDTreeDraftWorker, Window
 from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
 from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
@@ -40,6 +40,7 @@ from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_verify import commit_accepted_paths
 from sglang_ddtree.ddtree_walk import AcceptedPaths, walk_tree
 from sglang_ddtree.metrics import Stopwatch, TreeMetrics
+from sglang_ddtree.self_check import check_verify_path
 from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
 from sglang_ddtree.versions import check_sglang_version
 from sglang_ddtree.vocab_shards import shard_argmax
@@ -54,6 +55,7 @@ class DDTreeWorker(DDTreeDraftWorker):
         UnsupportedSGLangError, HookError: another SGLang, or a hook not in place.
         UnsupportedAttentionBackendError: the target's backend takes no tree mask.
         ValueError: a draft or target that DDTREE does not support.
+        SelfCheckError: the verify path computes something else than each tree path alone.
     """
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker):
@@ -61,6 +63,7 @@ class DDTreeWorker(DDTreeDraftWorker):
         hooks.assert_in_place()
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._mask_workspaces: defaultdict[int, MaskWorkspace] = defaultdict(MaskWorkspace)  # by width
+        self.verify_ran_in_graph = False
         self._compile_builder()
         self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
         self.metrics = TreeMetrics.of_server(self.ddtree, self.device)
@@ -85,8 +88,13 @@ class DDTreeWorker(DDTreeDraftWorker):
         """DFLASH warns here of a greedy fallback; DDTREE samples on every device."""
 
     def prewarm_sampling(self) -> Any:
-        # DFLASH rehearses its chain sampler, which DDTREE does not use.
-        return self.model_runner.prewarm_sampling()
+        """The last step before the pools are the scheduler's: the worker proves its verify path.
+
+        DFLASH rehearses its chain sampler here, which DDTREE does not use.
+        """
+        result = self.model_runner.prewarm_sampling()
+        check_verify_path(self)
+        return result
 
     def forward_batch_generation(
         self,
@@ -136,6 +144,10 @@ class DDTreeWorker(DDTreeDraftWorker):
             )
         return self._commit(batch, paths, logits_output, window, on_publish)
 
+    def tree_shapes(self) -> list[TreeShape]:
+        """Every shape that a step's trees can have, the widest first."""
+        return tree_shapes(**self._shape_options())
+
     def _shape_options(self) -> dict[str, Any]:
         config = self.ddtree
         return {
@@ -147,7 +159,7 @@ class DDTreeWorker(DDTreeDraftWorker):
 
     def _compile_builder(self) -> None:
         """Build one tree of each shape to be served, so that no request waits for the compiler."""
-        for shape in tree_shapes(**self._shape_options()):
+        for shape in self.tree_shapes():
             logps = -torch.arange(1, shape.topk + 1, dtype=torch.float32).expand(1, self.block_size - 1, -1)
             ids = torch.arange(shape.topk).expand(1, self.block_size - 1, -1)
             self._grow_trees(ids.contiguous(), logps.contiguous(), shape.budget)
@@ -209,23 +221,26 @@ class DDTreeWorker(DDTreeDraftWorker):
         # Backends plan with a host bound on what the forward reads: prefix and window.
         batch.seq_lens_cpu = seq_lens_cpu + verify_input.draft_token_num
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
-        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        forward_batch, self.verify_ran_in_graph = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = seq_lens_cpu, seq_lens_sum
         logits_output = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         ).logits_output
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify got no aux hidden states from the target")
+        logits_output.next_token_logits = self.gathered_logits(logits_output.next_token_logits)
+        return logits_output
+
+    def gathered_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits over the whole vocabulary; within :meth:`_logits_left_in_shards`, as they are."""
         processor = getattr(self, "_target_logits_processor", None)  # from 0.5.23 on
         if (
             processor is not None
             and processor.do_tensor_parallel_all_gather
-            and processor.is_deferred_shard(logits_output.next_token_logits)
+            and processor.is_deferred_shard(logits)
         ):
-            logits_output.next_token_logits = processor.finish_deferred_gather(
-                logits_output.next_token_logits
-            )
-        return logits_output
+            return processor.finish_deferred_gather(logits)
+        return logits
 
     def _adjusted_logits(
         self, batch: ScheduleBatch, verify_input: DDTreeVerifyInput, logits: torch.Tensor
@@ -306,7 +321,7 @@ class DDTreeWorker(DDTreeDraftWorker):
             logits_output=logits_output,
             next_token_ids=next_token_ids.view(-1),
             accept_lens=paths.commit_lens,
-            can_run_cuda_graph=False,
+            can_run_cuda_graph=self.verify_ran_in_graph,
             next_draft_input=self._make_next_draft_input_decode(
                 bonus_tokens=paths.bonus_tokens, new_seq_lens=new_seq_lens
             ),

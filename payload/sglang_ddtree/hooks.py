@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_ddtree import server_args
+from sglang_ddtree import cuda_graphs, server_args
 from sglang_ddtree.release import is_v1
 from sglang_ddtree.request_checks import validate_dflash_request
 
@@ -95,6 +95,18 @@ else:
             spec_need_hidden_states,
             HookType.AROUND,
             (),
+        ),
+        Hook(
+            "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info",
+            cuda_graphs.get_spec_info,
+            HookType.AROUND,
+            ("self", "num_tokens"),
+        ),
+        Hook(
+            "sglang.srt.model_executor.runner.base_runner.create_dummy_verify_input",
+            cuda_graphs.create_dummy_verify_input,
+            HookType.AROUND,
+            ("spec_algorithm", "custom_mask", "num_tokens_per_req", "is_draft_worker"),
         ),
     )
 

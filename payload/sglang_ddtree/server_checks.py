@@ -49,8 +49,9 @@ REFUSALS = (
         needs_resolution=True,
     ),
     Refusal(
-        lambda cfg: _on_accelerator(cfg) and not _decode_graphs_disabled(cfg),
-        "CUDA graphs for decode are not verified with DDTREE yet; add --cuda-graph-backend-decode disabled",
+        lambda cfg: is_v1() and _on_accelerator(cfg) and not decode_graphs_disabled(cfg),
+        "CUDA graphs for decode are not verified with DDTREE on this SGLang, whose worker has no self-check; "
+        "add --disable-cuda-graph",
         needs_resolution=True,
     ),
     Refusal(_chosen("enable_torch_compile", False), "--enable-torch-compile is not supported with DDTREE"),
@@ -110,7 +111,7 @@ def _simulates_acceptance() -> bool:
     return float(envs.SGLANG_SIMULATE_ACC_LEN.get()) > 0
 
 
-def _decode_graphs_disabled(cfg: Any) -> bool:
+def decode_graphs_disabled(cfg: Any) -> bool:
     if is_v1():
         return bool(cfg.disable_cuda_graph)
     from sglang.srt.model_executor.cuda_graph_config import Backend
@@ -141,7 +142,8 @@ def check_target_model(record: Any) -> bool:
         Whether the target keeps recurrent (Mamba / linear attention) state.
 
     Raises:
-        ValueError: a hybrid target without the unsafe flag, an MLA target, or sliding-window attention.
+        ValueError: a hybrid target without the unsafe flag or under CUDA graphs, an MLA target, or
+            sliding-window attention.
     """
     from sglang.srt.arg_groups.overrides import model_config_of, resolving_view, use_mla_backend
     from sglang.srt.configs.hybrid_arch import mambaish_config
@@ -163,4 +165,9 @@ def check_target_model(record: Any) -> bool:
         raise ValueError("MLA targets are not verified with DDTREE")
     if model_config.is_hybrid_swa:
         raise ValueError("targets with sliding-window attention are not verified with DDTREE")
+    if is_hybrid and _on_accelerator(view := resolving_view(record)) and not decode_graphs_disabled(view):
+        raise ValueError(
+            "hybrid targets are not verified with DDTREE under CUDA graphs; "
+            "add --cuda-graph-backend-decode disabled"
+        )
     return is_hybrid

@@ -20,7 +20,10 @@ def run(start, controls, reference):
     folder, file = controls
 
     def run(prompts, *, oracle, broken=None):
-        file.write_text(json.dumps({"oracle": reference.tokens if oracle else None, "break": broken}))
+        def set_controls(broken):
+            file.write_text(json.dumps({"oracle": reference.tokens if oracle else None, "break": broken}))
+
+        set_controls(None)  # a worker that is broken when it starts refuses to start
         # Broken KV must not outlive its case in the radix cache.
         server = start(
             "controls",
@@ -29,6 +32,7 @@ def run(start, controls, reference):
             DDTREE_CONTROLS=str(file),
             SGLANG_TEST_RETRACT="1",
         )
+        set_controls(broken)
         before = server.log.stat().st_size
         return server.generate(prompts), verified_trees(server, before)
 

@@ -1,8 +1,9 @@
 """A test plugin: an oracle draft, ways to break verify that must show in the output, and a look inside.
 
 ``DDTREE_CONTROLS`` names a JSON file that is read at every step, so that one server serves all cases:
-``{"oracle": [[token, ...], ...], "break": "mask" | "move" | null}``. With ``"break": "topk"`` already at the
-start, a hybrid target's backend is told of chains. Each greedy verify logs ``controls: N columns``.
+``{"oracle": [[token, ...], ...], "break": "mask" | "positions" | "move" | null}``. With ``"break": "topk"``
+already at the start, a hybrid target's backend is told of chains, and the self-check, which would refuse to
+start, is left out. Each greedy verify logs ``controls: N columns``.
 """
 
 import json
@@ -83,7 +84,14 @@ def controlled(worker_class):
         def _build_ddtree_verify_input(self, batch, bonus_tokens, trees, *window):
             if settings()["break"] == "mask":
                 trees = replace(trees, visibility=torch.ones_like(trees.visibility).tril())
+            elif settings()["break"] == "positions":  # a chain's
+                trees = replace(trees, depths=torch.arange(trees.depths.shape[1]).expand_as(trees.depths))
             return super()._build_ddtree_verify_input(batch, bonus_tokens, trees, *window)
+
+        def prewarm_sampling(self):
+            if settings()["break"] == "topk":  # what would be served, were it not for the self-check
+                return self.model_runner.prewarm_sampling()
+            return super().prewarm_sampling()
 
         def _greedy_tree_paths(self, verify_input, logits):
             logger.info("controls: %d columns", logits.shape[-1])

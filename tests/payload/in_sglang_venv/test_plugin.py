@@ -197,12 +197,10 @@ def on_an_accelerator(**changes):
 
 
 @newer_line_only
-def test_off_the_cpu_overlap_and_decode_graphs_are_refused():
+def test_off_the_cpu_overlap_is_refused():
     with pytest.raises(ValueError, match="overlap scheduling"):
         check_server_args(on_an_accelerator())
-    with pytest.raises(ValueError, match="CUDA graphs"):
-        check_server_args(on_an_accelerator(disable_overlap_schedule=True))
-    check_server_args(on_an_accelerator(disable_overlap_schedule=True, disable_cuda_graph=True))
+    check_server_args(on_an_accelerator(disable_overlap_schedule=True))
 
 
 def request(**changes):
