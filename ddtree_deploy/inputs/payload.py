@@ -63,6 +63,7 @@ class Check:
     expect: str
     timeout_s: float
     argv: bool
+    gpu_memory: int | None = None  # bytes that must be free on one GPU, else the check is skipped
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def load(folder: Path | str) -> Payload:
         data = _located(doc, ("checks", name, "script"), reader, check.script)
         if any(c.script == script and c.data != data for c in checks):
             raise doc.error(("checks", name, "script"), f"two scripts are called {script!r}")
-        checks.append(Check(name, script, data, check.expect, check.timeout, check.argv))
+        checks.append(Check(name, script, data, check.expect, check.timeout, check.argv, check.gpu_memory))
     attachments: dict[str, bytes] = {}
     for i, rel in enumerate(top.attachments):
         path = f"attachments/{PurePosixPath(rel).name}"

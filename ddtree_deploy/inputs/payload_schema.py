@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ddtree_deploy.inputs.values import Timeout
+from ddtree_deploy.inputs.values import Size, Timeout
 from ddtree_deploy.inputs.yamlfile import Model
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -139,6 +139,7 @@ class CheckModel(Model):
     expect: str = ""  # the exact last line of its stdout; "": only exit status 0 counts
     timeout: Timeout = 300.0
     argv: bool = False  # append `--` and the future command line of the server
+    gpu_memory: Size | None = None  # run on one GPU, only where it has so much free; skipped elsewhere
 
     @field_validator("expect")
     @classmethod

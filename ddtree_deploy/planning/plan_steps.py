@@ -65,10 +65,12 @@ def _options(step: Step, host: Host, playbook: Playbook, payload: Payload | None
 
 
 def _check(check: Check) -> dict[str, Any]:
+    on_gpu = {} if check.gpu_memory is None else {"gpu_memory": check.gpu_memory}
     return {
         "name": check.name,
         "script": check.script,
         "expect": check.expect,
         "timeout_s": check.timeout_s,
         "argv": check.argv,
+        **on_gpu,
     }

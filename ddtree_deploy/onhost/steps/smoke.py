@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import Any
 
-from .. import staging
+from .. import host_facts, staging
 from ..context import Context, StepFailed, StepSkipped
 from ..process import minimal_env
 from ..service.launch import mask_argv
@@ -20,13 +20,45 @@ def do(ctx: Context) -> str:
         raise StepSkipped("the payload has no checks")
     env = environment(ctx)
     seconds: dict[str, float] = {}
+    skipped: dict[str, str] = {}
     for check in checks:
-        seconds[check["name"]] = _check(ctx, check, env)
+        gpu, reason = _gpu_for(ctx, check)
+        if reason:
+            skipped[check["name"]] = reason
+            continue
+        theirs = env if gpu is None else {**env, **_only_gpu(gpu)}
+        seconds[check["name"]] = _check(ctx, check, theirs)
+    left_out = "; ".join(f"{name} skipped: {reason}" for name, reason in skipped.items())
+    if not seconds:
+        raise StepSkipped(left_out)
     changed = live_changes(ctx)
     if changed:
         raise StepFailed(f"the live tree changed while the checks ran: {', '.join(changed[:5])}")
-    ctx.result(seconds=seconds)
-    return f"{', '.join(seconds)} passed against the staged files"
+    ctx.result(seconds=seconds, **({"skipped": skipped} if skipped else {}))
+    passed = f"{', '.join(seconds)} passed against the staged files"
+    return f"{passed}; {left_out}" if left_out else passed
+
+
+def _gpu_for(ctx: Context, check: dict[str, Any]) -> tuple[int | None, str]:
+    """The GPU for a check that needs one (the freest), or why it is skipped; (None, "") if it needs none."""
+    needed = check.get("gpu_memory")
+    if needed is None:
+        return None, ""
+    gpus, problem = host_facts.gpus()
+    if problem and ctx.plan.gpus:
+        raise StepFailed(f"check {check['name']} needs a GPU: {problem}")
+    if not gpus:
+        return None, problem or "this host has no GPU"
+    best = max(range(len(gpus)), key=lambda index: gpus[index].memory_free_mib)
+    free, needed_mib = gpus[best].memory_free_mib, -(-needed // 1024**2)
+    if free < needed_mib:
+        return None, f"it needs {needed_mib} MiB of GPU memory, the freest of {len(gpus)} GPUs has {free} MiB"
+    return best, ""
+
+
+def _only_gpu(index: int) -> dict[str, str]:
+    """nvidia-smi numbers GPUs by their bus, CUDA by their speed unless told otherwise."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(index)}
 
 
 def environment(ctx: Context) -> dict[str, str]:

@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -46,6 +48,43 @@ def edit(file: Path, old: str, new: str):
     text = file.read_text()
     assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {file.name}"
     file.write_text(text.replace(old, new))
+
+
+def gpu_selftest(staged, *arguments):
+    """In a process of its own: Triton's interpreter is chosen when Triton is imported."""
+    environment = {**os.environ, "PYTHONPATH": str(staged)}
+    script = [sys.executable, str(CHECKS / "gpu_selftest.py"), *arguments]
+    return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_gpu_selftest_passes_on_the_payload_by_the_interpreter(staged):
+    done = gpu_selftest(staged, "--interpret")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "gpu_selftest_ok"), done.stderr
+    assert str(staged) in done.stdout and " us" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "reason"),
+    [
+        ("build.py", "hit = hit & (high == best_high[:, None])\n", "pass\n", "build, "),
+        ("compile.py", "+ node * prefix + prefix", "+ node * prefix", "FULL_MASK, mask: "),
+        ("walk.py", "(token == choice[:, None])", "(token >= choice[:, None])", "walk, "),
+    ],
+)
+def test_the_gpu_selftest_fails_on_a_broken_kernel_and_names_it(staged, file, old, new, reason):
+    edit(staged / "sglang_ddtree" / "kernels" / file, old, new)
+    done = gpu_selftest(staged, "--interpret")
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "gpu_selftest_ok" not in done.stdout
+    assert said.startswith("gpu_selftest: ") and reason in said and " instead of " in said, done.stderr
+
+
+def test_without_a_gpu_the_gpu_selftest_does_not_pass(staged):
+    done = gpu_selftest(staged)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "gpu_selftest: no GPU: torch.cuda.is_available() is False"
+    )
 
 
 def test_the_smoke_test_passes_on_the_payload(staged):
