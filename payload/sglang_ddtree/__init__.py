@@ -13,7 +13,8 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     vocab_shards     the same over tensor-parallel ranks: they exchange candidates, not rows
     budget_schedule  the tree's size by the number of requests
     ddtree_info      what travels with a batch: draft input and verify input
-    tree_batch       the trees of a batch, padded; chooses the builder
+    tree_batch       the trees of a batch on the host, padded; compiled code or reference
+    tree_builder     which of them a worker uses, and the compilation for verify
     ddtree_mask      the tree mask in the layout of the attention backend
     ddtree_sampling  the target's own draw at every node
     ddtree_walk      the walk down each tree, and what it accepts

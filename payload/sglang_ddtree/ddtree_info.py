@@ -43,12 +43,14 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         retrieve_index: ``[bs, N]`` int64, batch-wide node index, ``-1`` for padding.
         retrieve_next_token: ``[bs, N]`` int64, first child within the request, ``-1`` for none.
         retrieve_next_sibling: ``[bs, N]`` int64, next sibling within the request, ``-1`` for none.
+        parents: ``[bs, N]`` int64, ``-1`` for the root and padding; None unless the trees are on the device.
         max_depth: drafts on the longest path that a tree can have.
     """
 
     retrieve_index: torch.Tensor | None = None
     retrieve_next_token: torch.Tensor | None = None
     retrieve_next_sibling: torch.Tensor | None = None
+    parents: torch.Tensor | None = None
     max_depth: int = 0
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sglang_ddtree.kernels.walk import walk_trees
 from sglang_ddtree.spec_tree import verify_tree_greedy_func
 
 
@@ -34,14 +35,17 @@ class AcceptedPaths:
 def walk_tree(verify_input: Any, choices: torch.Tensor, max_nodes: int) -> AcceptedPaths:
     """Walk each tree while the target's choice at a node is one of its children.
 
-    SGLang's greedy tree-verify kernel does the walk; it never asks how a choice was made, so it serves
-    draws from the target's distribution as well as its argmax.
+    Trees on the device are walked by our kernel, in one launch; others by SGLang's greedy tree-verify kernel.
+    Neither asks how a choice was made, so they serve draws from the target's distribution as well as argmax.
 
     Args:
         verify_input: the trees, ``N`` nodes each, as the DDTreeVerifyInput of either line.
         choices: ``[bs, N]`` int64, the target's own token at every node.
         max_nodes: ``P``, nodes on the longest possible path.
     """
+    parents = getattr(verify_input, "parents", None)  # which the V1 line has not
+    if parents is not None:
+        return AcceptedPaths(*walk_trees(parents, verify_input.draft_token, choices, max_nodes))
     bs, nodes = choices.shape
     device = choices.device
     predict = torch.zeros(bs * nodes, dtype=torch.int32, device=device)

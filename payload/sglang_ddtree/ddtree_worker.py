@@ -5,7 +5,7 @@ step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1`` (
 ``bs``: ``budget_schedule``):
 
     draft     B tokens (bonus + masks) -> log-probs and ids of the best k tokens at B - 1 positions
-    tree      best-first, on the host  -> N nodes, padded
+    tree      best-first               -> N nodes, padded
     verify    one TARGET_VERIFY forward of bs * N tokens under the tree mask -> target logits per node
     accept    the target's own choice at each node; walk while it is a child
     commit    KV and hidden states of the accepted path to the front of the window
@@ -14,7 +14,6 @@ step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1`` (
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,13 +34,15 @@ from sglang_ddtree import hooks
 from sglang_ddtree.budget_schedule import TreeShape, tree_shape, tree_shapes
 from sglang_ddtree.ddtree_draft import DDTreeDraftWorker, Window
 from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
-from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
+from sglang_ddtree.ddtree_mask import tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_verify import commit_accepted_paths
 from sglang_ddtree.ddtree_walk import AcceptedPaths, walk_tree
+from sglang_ddtree.kernels.build import DeviceTrees
 from sglang_ddtree.metrics import Stopwatch, TreeMetrics
 from sglang_ddtree.self_check import check_verify_path
-from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
+from sglang_ddtree.tree_batch import DDTreeBatch
+from sglang_ddtree.tree_builder import TreeBuilder
 from sglang_ddtree.versions import check_sglang_version
 from sglang_ddtree.vocab_shards import shard_argmax
 
@@ -62,17 +63,17 @@ class DDTreeWorker(DDTreeDraftWorker):
         check_sglang_version()
         hooks.assert_in_place()
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self._mask_workspaces: defaultdict[int, MaskWorkspace] = defaultdict(MaskWorkspace)  # by width
         self.verify_ran_in_graph = False
-        self._compile_builder()
+        self._builder = TreeBuilder(self.device, self.block_size - 1, self.tree_shapes())
         self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
         self.metrics = TreeMetrics.of_server(self.ddtree, self.device)
         logger.info(
-            "DDTREE: budget=%d%s topk_cap=%d draft block=%d",
+            "DDTREE: budget=%d%s topk_cap=%d draft block=%d, trees on the %s",
             self.ddtree.budget,
             "" if self.ddtree.budget_schedule is None else f" schedule={list(self.ddtree.budget_schedule)}",
             self.ddtree.topk_cap,
             self.block_size,
+            "device" if self._builder.on_device else "host",
         )
 
     def init_attention_backends(self) -> None:
@@ -157,40 +158,26 @@ class DDTreeWorker(DDTreeDraftWorker):
             "block_size": self.block_size,
         }
 
-    def _compile_builder(self) -> None:
-        """Build one tree of each shape to be served, so that no request waits for the compiler."""
-        for shape in self.tree_shapes():
-            logps = -torch.arange(1, shape.topk + 1, dtype=torch.float32).expand(1, self.block_size - 1, -1)
-            ids = torch.arange(shape.topk).expand(1, self.block_size - 1, -1)
-            self._grow_trees(ids.contiguous(), logps.contiguous(), shape.budget)
-
-    def _grow_trees(self, topk_ids: torch.Tensor, topk_logps: torch.Tensor, budget: int) -> DDTreeBatch:
-        """One tree per request, on the host; the masks are valid until the next call."""
-        return build_ddtree_batch(
-            topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), budget, self._mask_workspaces[budget + 1]
-        )
+    def _grow_trees(
+        self, topk_ids: torch.Tensor, topk_logps: torch.Tensor, budget: int
+    ) -> DDTreeBatch | DeviceTrees:
+        """One tree per request; see :class:`TreeBuilder`."""
+        return self._builder.grow(topk_ids, topk_logps, budget)
 
     def _build_ddtree_verify_input(
-        self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, trees: DDTreeBatch, window: Window
+        self,
+        batch: ScheduleBatch,
+        bonus_tokens: torch.Tensor,
+        trees: DDTreeBatch | DeviceTrees,
+        window: Window,
     ) -> DDTreeVerifyInput:
         """The trees of a batch as the input of one TARGET_VERIFY forward."""
-
-        def to_device(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(self.device, non_blocking=True)
-
-        draft_token = to_device(trees.token_ids).clone()
-        draft_token[:, 0] = bonus_tokens
-        mask = flatten_tree_mask(trees.visibility, batch.seq_lens_cpu, self._mask_layout)
         return DDTreeVerifyInput(
-            draft_token=draft_token.view(-1),
-            positions=(batch.seq_lens.unsqueeze(1) + to_device(trees.depths)).view(-1),
-            draft_token_num=draft_token.shape[1],
-            custom_mask=to_device(mask),
+            **self._builder.compile(trees, bonus_tokens, batch, self._mask_layout)._asdict(),
+            draft_token_num=trees.parents.shape[1],
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=window.target,
-            retrieve_index=to_device(trees.retrieve_index),
-            retrieve_next_token=to_device(trees.retrieve_next_token),
-            retrieve_next_sibling=to_device(trees.retrieve_next_sibling),
+            parents=trees.parents if self._builder.on_device else None,
             max_depth=self.block_size - 1,
         )
 

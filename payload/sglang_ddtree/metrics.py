@@ -20,6 +20,7 @@ import torch
 
 from sglang_ddtree.ddtree_utils import ROOT, DDTree, follow_verified_tree, summarize_ddtree
 from sglang_ddtree.ddtree_walk import AcceptedPaths, describe
+from sglang_ddtree.kernels.build import DeviceTrees
 from sglang_ddtree.prometheus import TreeExporter
 from sglang_ddtree.server_args import DDTreeConfig
 from sglang_ddtree.tree_batch import DDTreeBatch
@@ -101,7 +102,7 @@ class TreeMetrics:
 
     def record(
         self,
-        trees: DDTreeBatch,
+        trees: DDTreeBatch | DeviceTrees,
         choices: torch.Tensor,
         paths: AcceptedPaths,
         reqs: Sequence[Any],
@@ -131,10 +132,10 @@ class TreeMetrics:
                 verify_seconds=verifying.seconds,
             )
 
-    def _compare_ranks(self, trees: DDTreeBatch) -> None:
+    def _compare_ranks(self, trees: DDTreeBatch | DeviceTrees) -> None:
         if self._group.world_size == 1:
             return
-        content = b"".join(part.numpy().tobytes() for part in (trees.parents, trees.token_ids))
+        content = b"".join(part.cpu().numpy().tobytes() for part in (trees.parents, trees.token_ids))
         digests = gather_ranks(torch.tensor([zlib.crc32(content)], device=self._device), self._group)
         if len(set(digests.flatten().tolist())) > 1:
             logger.error("ddtree_invariant_broken: the ranks built different trees: %s", digests.tolist())

@@ -19,6 +19,7 @@ class WalkedPaths(NamedTuple):
     commit_lens: torch.Tensor
     tokens: torch.Tensor
     bonus_tokens: torch.Tensor
+    following_tokens: torch.Tensor
 
 
 def walk_trees(
@@ -46,6 +47,7 @@ def walk_trees(
         commit_lens=counts[1],
         tokens=torch.zeros((batch, max_nodes), dtype=torch.int64, device=device),
         bonus_tokens=torch.empty(batch, dtype=torch.int64, device=device),
+        following_tokens=torch.zeros(batch * nodes, dtype=torch.int32, device=device),
     )
     if batch:
         rows = rows_per_program(batch, on_device=1)
@@ -74,6 +76,7 @@ def _walk_kernel(
     commit_lens_ptr,
     tokens_ptr,
     bonus_ptr,
+    following_ptr,
     batch,
     NODES: tl.constexpr,
     MAX_NODES: tl.constexpr,
@@ -100,11 +103,13 @@ def _walk_kernel(
         child = tl.max(tl.where(match, lane, -1), 1)
         moved = exists & (child >= 0)
         tl.store(tokens_ptr + out + step - 1, choice, mask=moved)
+        tl.store(following_ptr + at + node, choice.to(tl.int32), mask=moved)
         tl.store(accept_index_ptr + out + step, at + child, mask=moved)
         accepted += moved.to(tl.int32)
         node = tl.where(moved, child, node)
         choice = tl.load(choices_ptr + at + node, mask=exists, other=0)
     tl.store(tokens_ptr + out + accepted, choice, mask=exists)
+    tl.store(following_ptr + at + node, choice.to(tl.int32), mask=exists)
     tl.store(bonus_ptr + request, choice, mask=exists)
     tl.store(num_correct_ptr + request, accepted, mask=exists)
     tl.store(commit_lens_ptr + request, accepted + 1, mask=exists)

@@ -210,6 +210,8 @@ def test_the_walk_equals_the_child_map_walk_on_500_random_trees(cases):
             assert paths.tokens[row].tolist() == tokens + [0] * len(padding)
             assert (int(paths.num_correct_drafts[row]), int(paths.commit_lens[row])) == (drafts, drafts + 1)
             assert int(paths.bonus_tokens[row]) == bonus
+            following = [int(choices[row, node]) if node in accepted else 0 for node in range(nodes)]
+            assert paths.following_tokens[row * nodes :][:nodes].tolist() == following
             lengths.append(drafts)
     assert len(lengths) == 500 and max(lengths) > 6 and min(lengths) == 0
 
