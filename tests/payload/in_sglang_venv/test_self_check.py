@@ -8,7 +8,13 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang_ddtree import cuda_graphs
 from sglang_ddtree.budget_schedule import TreeShape
 from sglang_ddtree.ddtree_info import DDTreeVerifyInput
-from sglang_ddtree.self_check import NodeLogits, check_verify_path, judge, random_candidates
+from sglang_ddtree.self_check import (
+    NodeLogits,
+    check_verify_path,
+    has_routed_experts,
+    judge,
+    random_candidates,
+)
 
 
 def node_logits(noise=0.0, kin=((0, 1, 7), (0, 1, 7), (0, 2, 3))):
@@ -36,6 +42,16 @@ def test_one_wrong_node_and_a_nan_are_found():
     assert judge(logits, 0.1).where == "third" and judge(logits, 0.1).problem
 
 
+def test_where_experts_are_routed_a_stray_is_no_wrong_mask():
+    logits = node_logits()
+    logits.served[2] = logits.alone[1]
+    assert judge(logits, 0.1, strays=1).problem is None
+    logits.served[1] = logits.alone[0]
+    assert judge(logits, 0.1, strays=1).problem
+    assert has_routed_experts(SimpleNamespace(num_experts=8))
+    assert not has_routed_experts(SimpleNamespace(num_experts=None, hidden_size=8))
+
+
 def test_a_check_that_could_not_tell_a_wrong_mask_is_no_pass():
     logits = node_logits()
     logits.alone[1] = logits.alone[0]  # nodes alike in all but their ancestors, and alike in their logits
@@ -52,7 +68,13 @@ def test_graphs_that_the_check_did_not_run_are_not_vouched_for(monkeypatch, grap
     from sglang_ddtree import self_check
 
     monkeypatch.setattr(self_check, "_run", lambda _worker, _shape: node_logits())
-    runner = SimpleNamespace(dtype=torch.float32, attn_backend=None, decode_cuda_graph_runner=graphs)
+    monkeypatch.setattr(self_check, "mambaish_config", lambda _config: None)
+    runner = SimpleNamespace(
+        dtype=torch.float32,
+        attn_backend=None,
+        decode_cuda_graph_runner=graphs,
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
+    )
     worker = SimpleNamespace(
         model_runner=runner,
         verify_ran_in_graph=in_graph,
