@@ -19,7 +19,15 @@ def is_v1() -> bool:
 
 # Modules that import what only one of the lines has.
 V1_MODULES = ("v1.commit", "v1.info", "v1.worker")
-V2_MODULES = ("ddtree_draft", "ddtree_info", "ddtree_verify", "ddtree_worker", "spec_algorithm")
+V2_MODULES = (
+    "ddtree_draft",
+    "ddtree_info",
+    "ddtree_verify",
+    "ddtree_worker",
+    "self_check",
+    "spec_algorithm",
+    "tree_builder",
+)
 
 
 def belongs_here(module: str) -> bool:
