@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sglang_ddtree.release import is_v1
+
 
 class RequestRefusal(NamedTuple):
     """A request feature that DDTREE refuses: ``applies(req)`` on SGLang's scheduler-side ``Req``."""
@@ -18,7 +20,8 @@ def _sampling(name: str, neutral: Any) -> Callable[[Any], bool]:
 
 
 REFUSALS = (
-    RequestRefusal("return_logprob", lambda req: bool(req.return_logprob)),
+    # 0.5.13's worker commits on its own and does not gather them.
+    RequestRefusal("return_logprob", lambda req: is_v1() and bool(req.return_logprob)),
     RequestRefusal("return_hidden_states", lambda req: bool(req.return_hidden_states)),
     RequestRefusal("return_sampling_mask", lambda req: bool(getattr(req, "return_sampling_mask", False))),
     RequestRefusal("json_schema", _sampling("json_schema", None)),
@@ -47,6 +50,6 @@ def validate_dflash_request(result: str | None, req: Any, enable_overlap: bool =
     Returns:
         The text with which the request is aborted, or None to keep SGLang's own verdict.
     """
-    if features := refused_features(req):
+    if result is None and (features := refused_features(req)):
         return f"DDTREE speculative decoding does not support {', '.join(features)}."
     return None

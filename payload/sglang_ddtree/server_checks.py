@@ -35,7 +35,10 @@ def _on_accelerator(cfg: Any) -> bool:
 
 
 REFUSALS = (
-    Refusal(_chosen("tp_size", 1), "tensor parallelism (--tp-size) is not verified with DDTREE yet; use 1"),
+    Refusal(
+        lambda cfg: is_v1() and cfg.tp_size > 1,
+        "tensor parallelism (--tp-size) is not supported with DDTREE on SGLang 0.5.13; use 1",
+    ),
     Refusal(_chosen("pp_size", 1), "pipeline parallelism (--pp-size) is not supported with DDTREE"),
     Refusal(_chosen("attn_dp_size", 1, None), "attention data parallelism is not supported with DDTREE"),
     Refusal(_chosen("disaggregation_mode", "null"), "disaggregated serving is not supported with DDTREE"),

@@ -86,7 +86,7 @@ def test_server_info_tells_the_algorithm_and_the_values_in_effect(ddtree):
 @pytest.mark.parametrize(
     ("body", "feature"),
     [
-        ({"return_logprob": True}, "return_logprob"),
+        ({"sampling_params": {"temperature": 0, "presence_penalty": 0.5}}, "presence_penalty"),
         ({"sampling_params": {"temperature": 0, "frequency_penalty": 0.5}}, "frequency_penalty"),
         ({"sampling_params": {"temperature": 0, "min_new_tokens": 4}}, "min_new_tokens"),
         ({"sampling_params": {"temperature": 0, "regex": "a+"}}, "regex"),
@@ -97,6 +97,48 @@ def test_a_request_that_ddtree_cannot_honour_is_refused_and_named(ddtree, body, 
     assert status == 400, answer
     assert feature in json.dumps(answer)
     assert ddtree.generate(["the quick"], max_new_tokens=4)[0]["meta_info"]["completion_tokens"] == 4
+
+
+def test_logprobs_of_greedy_tokens_are_the_targets(v2_only, ddtree, reference):
+    body = {
+        "text": PROMPTS[:4],
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    status, answers = ddtree.request("/generate", body)
+    assert status == 200, answers
+    for row, answer in enumerate(answers):
+        told = answer["meta_info"]["output_token_logprobs"]
+        assert [token for _, token, _ in told] == reference.tokens[row] == answer["output_ids"]
+        assert [value for value, _, _ in told] == pytest.approx(reference.logprobs[row], abs=1e-3)
+        gaps = [best[0] - second[0] for best, second in answer["meta_info"]["output_top_logprobs"]]
+        assert gaps == pytest.approx(reference.gaps[row], abs=1e-3)
+
+
+def test_logprobs_of_sampled_tokens_are_those_of_a_prefill(v2_only, ddtree):
+    """What was drawn is sent back as a prompt: its log-probs then come without any speculation."""
+    body = {
+        "text": PROMPTS[5],
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    status, answer = ddtree.request("/generate", body)
+    assert status == 200, answer
+    told = answer["meta_info"]["output_token_logprobs"]
+    prompt = [token for _, token, _ in answer["meta_info"]["input_token_logprobs"]]
+    body = {
+        "input_ids": prompt + answer["output_ids"],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    status, again = ddtree.request("/generate", body)
+    assert status == 200, again
+    expected = again["meta_info"]["input_token_logprobs"][len(prompt) :]
+    assert [value for value, _, _ in told] == pytest.approx([value for value, _, _ in expected], abs=1e-3)
+    assert len({round(value, 3) for value, _, _ in told}) > NEW_TOKENS // 2
 
 
 def test_mixed_lengths_end_where_the_request_says(ddtree, reference):
