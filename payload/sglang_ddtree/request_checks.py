@@ -50,6 +50,6 @@ def validate_dflash_request(result: str | None, req: Any, enable_overlap: bool =
     Returns:
         The text with which the request is aborted, or None to keep SGLang's own verdict.
     """
-    if result is None and (features := refused_features(req)):
+    if features := refused_features(req):
         return f"DDTREE speculative decoding does not support {', '.join(features)}."
     return None
