@@ -50,7 +50,7 @@ def verify(
 def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines: bool) -> int:
     """SGLang's own client on the service as it runs, with the rounds of the rollout's baseline."""
     inventory = inputs.load_hosts(hosts)
-    book = measuring(playbook, "bench")
+    book = measuring(playbook, inventory.resolve(target), "bench")
 
     def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(host, facts, book, options, {})
@@ -66,7 +66,7 @@ def record_golden(
     chosen = inventory.resolve(target)
     if output is not None and len(chosen) > 1:
         raise InputError(f"-o names one file, {target} has {len(chosen)} hosts", field="-o")
-    book = measuring(playbook, "golden", bench=None)
+    book = measuring(playbook, chosen, "golden", bench=None)
 
     def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(host, facts, book, options, {})
@@ -110,7 +110,7 @@ def calibrate(
     if restarts < MIN_RESTARTS:
         raise InputError(f"{restarts} restarts say too little, {MIN_RESTARTS} are needed", field="--restarts")
     inventory = inputs.load_hosts(hosts)
-    base = measuring(playbook, "calibrate")
+    base = measuring(playbook, inventory.resolve(target), "calibrate")
     baseline = base.steps[-2]
     options = {
         "restarts": restarts,
@@ -143,9 +143,9 @@ def golden_path(inventory: Inventory, host: Host) -> Path:
     return Record(inventory.file).folder / "golden" / f"{host.name}.json"
 
 
-def measuring(playbook: Path | None, action: str, **changed: Any) -> Playbook:
+def measuring(playbook: Path | None, hosts: list[Host], action: str, **changed: Any) -> Playbook:
     """lock, stage, the baseline step of the rollout's playbook (with `changed` options), unlock."""
-    book = inputs.load_playbook(playbook, "rollout")
+    book = inputs.load_rollout(playbook, hosts)
     baseline = book.step("baseline")
     if baseline is None:
         raise InputError("the playbook has no baseline step, which says what to measure", file=book.file)

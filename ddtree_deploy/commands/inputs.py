@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddtree_deploy.errors import InputError
 
 if TYPE_CHECKING:  # they are slow to import, and `--help` needs none of them
-    from ddtree_deploy.inputs.inventory import Inventory
+    from ddtree_deploy.inputs.inventory import Host, Inventory
     from ddtree_deploy.inputs.payload import Payload
     from ddtree_deploy.inputs.playbook import Playbook
 
@@ -31,6 +32,18 @@ def load_payload(given: Path | None) -> Payload:
     from ddtree_deploy.inputs import payload
 
     return payload.load(_existing(given, PAYLOAD, "--payload DIR"))
+
+
+def load_rollout(given: Path | None, hosts: Iterable[Host]) -> Playbook:
+    """The playbook of a rollout: the one given, else the one hosts.yaml names for them, else the usual."""
+    named = {host.playbook for host in hosts}
+    if given is None and len(named) > 1:
+        shown = ", ".join(sorted(str(path or PLAYBOOKS / "rollout.yaml") for path in named))
+        raise InputError(
+            f"hosts.yaml names different playbooks for these hosts ({shown})",
+            next_command="the same command with --playbook FILE, or one host after another",
+        )
+    return load_playbook(given or next(iter(named), None), "rollout")
 
 
 def load_playbook(given: Path | None, action: str) -> Playbook:

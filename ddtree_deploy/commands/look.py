@@ -42,7 +42,7 @@ def plan(
 ) -> int:
     """Print what a rollout would change on each host, also after one that fails; returns the gravest code."""
     chosen = inputs.load_hosts(hosts).resolve(target)
-    book = inputs.load_playbook(playbook, "rollout")
+    book = inputs.load_rollout(playbook, chosen)
     load = inputs.load_payload(payload)
 
     def one(host: Host) -> int:

@@ -27,7 +27,7 @@ def rollout(
     """Roll the payload out to the hosts of `target`. Returns the exit code."""
     inventory = inputs.load_hosts(hosts)
     chosen = inventory.resolve(target)
-    book = inputs.load_playbook(playbook, "rollout")
+    book = inputs.load_rollout(playbook, chosen)
     load = inputs.load_payload(payload)
     inputs.require_consent(yes, f"rollout {target}")
     view = console.choose(json_lines)

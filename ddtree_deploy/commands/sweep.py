@@ -38,7 +38,7 @@ def sweep(
     tried, loads = numbers(budgets, "--budgets", 1, 4096), numbers(concurrency, "--concurrency", 1, 100_000)
     inventory = inputs.load_hosts(hosts)
     (host,) = one(inventory.resolve(target))
-    base = gates.measuring(playbook, "sweep")
+    base = gates.measuring(playbook, [host], "sweep")
     baseline = base.steps[-2].options
     options = {
         **{key: baseline[key] for key in ("prompts", "tokens", "max_new_tokens", "bench")},

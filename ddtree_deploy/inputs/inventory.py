@@ -43,6 +43,7 @@ class Host:
     gpus: int | None = None  # expected number
     become: bool = False
     sign_with: Path | None = None  # an SSH key that vouches for payloads
+    playbook: Path | None = None  # of its rollouts; None: playbooks/rollout.yaml
     state_dir: str = ""  # on the host; "": the default of the user there
     connect_timeout_s: float = 10.0
     also_stop: tuple[str, ...] = ()
@@ -126,6 +127,7 @@ def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
         gpus=model.gpus,
         become=model.become,
         sign_with=_local_path(here, model.sign_with) if model.sign_with else None,
+        playbook=_local_path(here, model.playbook) if model.playbook else None,
         state_dir=model.state_dir,
         connect_timeout_s=model.connect_timeout,
         also_stop=tuple(model.also_stop),

@@ -75,6 +75,7 @@ class HostModel(Model):
     gpus: Annotated[int, Field(ge=0, le=1024)] | None = None
     become: bool = False
     sign_with: str | None = None
+    playbook: str | None = None
     state_dir: str = ""
     connect_timeout: Timeout = 10.0
     also_stop: list[str] = Field(default_factory=list)

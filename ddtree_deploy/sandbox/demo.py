@@ -171,8 +171,7 @@ def run(project: Path) -> bool:
     demo.check("the server runs the chain", demo.host.algorithm(), demo.host.algorithm() == "DFLASH")
 
     demo.scene("2. rollout sandbox: DDTREE, through every gate")
-    book = ("--playbook", str(project / "playbooks" / PLAYBOOK))
-    code = demo.deploy("rollout", "sandbox", *book)
+    code = demo.deploy("rollout", "sandbox")
     demo.check("exit code 0", str(code), code == 0)
     demo.check("/server_info says DDTREE", demo.host.algorithm(), demo.host.algorithm() == "DDTREE")
     same = demo.host.tokens() == chain_tokens
@@ -194,7 +193,7 @@ def run(project: Path) -> bool:
 
     demo.scene("4. A payload that compiles, but whose service cannot start: rolled back")
     with broken(project / "payload", START, START + BOOM) as payload:
-        code = demo.deploy("rollout", "sandbox", "--payload", str(payload), *book)
+        code = demo.deploy("rollout", "sandbox", "--payload", str(payload))
     demo.check("exit code 1", str(code), code == 1)
     demo.unchanged(with_tree, chain_tokens)
     demo.check("/server_info says DDTREE still", demo.host.algorithm(), demo.host.algorithm() == "DDTREE")

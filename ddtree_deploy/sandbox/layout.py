@@ -24,6 +24,7 @@ hosts:
     known_hosts: known_hosts
     python: ~/venv/bin/python3
     state_dir: ~/.local/state/ddtree-deploy
+    playbook: ../playbooks/sandbox.yaml
     service:
       kind: adopted
       endpoint: http://{address}:{http}

@@ -77,6 +77,8 @@ def test_the_hosts_file_is_the_shipped_entry_with_the_real_ports(tmp_path: Path)
     assert ours.service.launch == shipped.service.launch
     assert ours.service.kind == shipped.service.kind
     assert ours.identity_file == layout.keys / "id"
+    assert ours.playbook is not None and ours.playbook.name == "sandbox.yaml"
+    assert shipped.playbook == PROJECT / "playbooks" / "sandbox.yaml" and shipped.playbook.exists()
     assert shipped.identity_file == PROJECT / ".sandbox" / "keys" / "id"
     assert layout.recorded_ports() == Ports(32202, 31202)
 

@@ -41,7 +41,7 @@ def package() -> Iterator[Path]:
 def project(tmp_path: Path, package: Path) -> Path:
     """A folder with a hosts.yaml (the sandbox, files only), playbooks, and a payload of one patched file."""
     entry = yaml.safe_load((FOLDER / "hosts.yaml").read_text())["hosts"]["sandbox"]
-    del entry["service"]
+    del entry["service"], entry["playbook"]
     for key in ("identity_file", "known_hosts"):
         entry[key] = str(FOLDER / entry[key])
     # The sandbox's server goes on: it has read its modules.
