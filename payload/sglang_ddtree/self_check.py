@@ -26,13 +26,13 @@ from sglang_ddtree.budget_schedule import TreeShape
 
 logger = logging.getLogger(__name__)
 
-# Of the root mean square of a node's centred logits. Measured in float32 on tiny models: rounding 1e-6, a wrong mask
-# 1.4. The other types are estimates.
+# Of the root mean square of a node's centred logits. Measured in float32 on tiny models: rounding 1e-6, a
+# wrong mask 1.4. The other types are estimates.
 TOLERANCE = {torch.float32: 0.01, torch.float16: 0.05, torch.bfloat16: 0.1}
 RECURRENT_TOLERANCE = 0.1  # a prefill runs the recurrence in chunks, verify step by step: other roundings
-# Rounding may send a token to another expert, which changes one node's logits a lot: so many may be off. That this
-# happened on the tiny hybrid (1 node of 34 at 0.36) is a guess, and the allowance could hide a real fault there:
-# hybrid targets stay behind their unsafe flag.
+# Rounding may send a token to another expert, which changes one node's logits a lot: so many may be off.
+# That this happened on the tiny hybrid (1 node of 34 at 0.36) is a guess, and the allowance could hide a real
+# fault there: hybrid targets stay behind their unsafe flag.
 STRAYS_OF_ROUTED_MODELS = 1 / 8
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names in model configurations
 PREFIX_LENS = (5, 12)  # two requests of different lengths, where the server runs two
