@@ -119,7 +119,7 @@ class AnySequence(RuleBasedStateMachine):
         self.live.append(plan.run)
 
 
-AnySequence.TestCase.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+AnySequence.TestCase.settings = settings(max_examples=15, stateful_step_count=12)
 TestAnySequenceEndsBeforeOrAfter = AnySequence.TestCase
 
 

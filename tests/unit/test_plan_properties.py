@@ -41,7 +41,7 @@ def options(n: int) -> RunOptions:
     return RunOptions.at(NOW.replace(minute=n), f"{n:06x}", "ada")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(contents, overlays), min_size=1, max_size=5))
 def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
     history: list[tuple[dict[str, bytes], str]],
@@ -75,7 +75,7 @@ def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
     assert archive.digest(archive.build({})) == back.plan.payload_digest
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(contents, overlays), min_size=1, max_size=5), st.data())
 def test_any_earlier_release_is_one_rollback_away(
     history: list[tuple[dict[str, bytes], str]], data: st.DataObject
