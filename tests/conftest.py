@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-with suppress(ImportError):  # the venvs of SGLang, where a part of the payload's tests runs, have no hypothesis
+with suppress(ImportError):  # SGLang venvs, where a part of the payload tests runs, have none
     from hypothesis import settings
 
     settings.register_profile("project", deadline=None)
