@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 with suppress(ImportError):  # SGLang venvs, where a part of the payload tests runs, have none
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("project", deadline=None)
+    settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("project")

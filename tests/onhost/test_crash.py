@@ -251,7 +251,7 @@ def test_a_crash_at_any_change_of_a_rollback_ends_as_before_it(
     assert k > 20
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 @given(
     steps=st.lists(
         st.tuples(

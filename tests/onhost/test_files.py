@@ -281,7 +281,7 @@ contents = st.sampled_from([b"", b"V = 1\n", b"V = 2\n", b"V = 333\n"])
 modes = st.sampled_from([0o644, 0o600, 0o755])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(data=st.data(), links=st.booleans())
 def test_whatever_was_there_comes_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, links: bool

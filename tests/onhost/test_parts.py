@@ -84,7 +84,7 @@ def test_another_digest_is_refused_before_anything_is_unpacked(tmp_path: Path) -
 # ---- journal --------------------------------------------------------------------------------------------
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cut=st.integers(0, 200))
 def test_a_journal_cut_anywhere_goes_on_with_whole_lines(
     tmp_path_factory: pytest.TempPathFactory, cut: int

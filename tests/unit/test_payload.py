@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree_deploy.errors import InputError
@@ -336,7 +336,7 @@ names = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.dictionaries(names, st.binary(max_size=300), max_size=8), st.randoms())
 def test_the_archive_is_the_same_for_the_same_content_and_gives_it_back(
     entries: dict[str, bytes], random: object

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtree_deploy.inputs import archive
@@ -41,7 +41,7 @@ def options(n: int) -> RunOptions:
     return RunOptions.at(NOW.replace(minute=n), f"{n:06x}", "ada")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(st.tuples(contents, overlays), min_size=1, max_size=5))
 def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
     history: list[tuple[dict[str, bytes], str]],
@@ -75,7 +75,7 @@ def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
     assert archive.digest(archive.build({})) == back.plan.payload_digest
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(st.lists(st.tuples(contents, overlays), min_size=1, max_size=5), st.data())
 def test_any_earlier_release_is_one_rollback_away(
     history: list[tuple[dict[str, bytes], str]], data: st.DataObject
