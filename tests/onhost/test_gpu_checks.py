@@ -1,4 +1,4 @@
-"""A check that needs GPU memory: runs on the freest GPU, is skipped with the reason where none will do."""
+"""Checks run side by side; one that needs GPU memory on the freest GPU, or skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -66,6 +66,39 @@ def test_where_no_gpu_will_do_it_is_skipped_and_the_journal_says_why(
     assert said["result"]["data"]["skipped"] == {"gpu": reason}
     assert said["verdict"]["verdict"] == "pass"
     assert f"gpu skipped: {reason}" in said["verdict"]["reason"]
+
+
+MEETS = """import os, sys, time
+mine, other = sys.argv[0] + ".up", sys.argv[0].replace(*{words}) + ".up"
+open(mine, "w").close()
+until = time.monotonic() + 60
+while not os.path.exists(other):
+    assert time.monotonic() < until, "the other check is not running"
+    time.sleep(0.01)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["print('met')", "sys.exit('no good')"])
+def test_checks_run_side_by_side_and_each_is_judged(host: Host, end: str) -> None:
+    """Each waits for the other to have started: one after another they would both fail."""
+    files = {
+        **host.payload(),
+        "checks/left.py": MEETS.format(words=("left", "right"), end="print('met')"),
+        "checks/right.py": MEETS.format(words=("right", "left"), end=end),
+    }
+    steps = host.steps()
+    next(step for step in steps if step.kind == "smoke").options["checks"][:] = [
+        {"name": name, "script": f"checks/{name}.py", "expect": "met", "timeout_s": 90}
+        for name in ("left", "right")
+    ]
+    before = host.digest()
+    session = host.rollout(files, steps=steps)
+    good = "print" in end
+    assert session.end["exit"] == (0 if good else 1), session.end
+    if not good:
+        assert "check right ended with 1: no good" in session.end["reason"]
+        assert host.digest() == before
 
 
 def test_a_step_of_skipped_checks_alone_is_skipped(

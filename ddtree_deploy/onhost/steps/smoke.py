@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .. import host_facts, staging
@@ -19,15 +20,14 @@ def do(ctx: Context) -> str:
     if not checks:
         raise StepSkipped("the payload has no checks")
     env = environment(ctx)
-    seconds: dict[str, float] = {}
     skipped: dict[str, str] = {}
-    for check in checks:
+    seconds = _side_by_side(ctx, [c for c in checks if c.get("gpu_memory") is None], env)
+    for check in (c for c in checks if c.get("gpu_memory") is not None):  # one after another: they share GPUs
         gpu, reason = _gpu_for(ctx, check)
-        if reason:
+        if gpu is None:
             skipped[check["name"]] = reason
-            continue
-        theirs = env if gpu is None else {**env, **_only_gpu(gpu)}
-        seconds[check["name"]] = _check(ctx, check, theirs)
+        else:
+            seconds[check["name"]] = _check(ctx, check, {**env, **_only_gpu(gpu)})
     left_out = "; ".join(f"{name} skipped: {reason}" for name, reason in skipped.items())
     if not seconds:
         raise StepSkipped(left_out)
@@ -39,11 +39,18 @@ def do(ctx: Context) -> str:
     return f"{passed}; {left_out}" if left_out else passed
 
 
+def _side_by_side(ctx: Context, checks: list[dict[str, Any]], env: dict[str, str]) -> dict[str, float]:
+    """Seconds of each, mostly for the import of SGLang. The first failure is raised when all have ended."""
+    if not checks:
+        return {}
+    with ThreadPoolExecutor(len(checks)) as pool:
+        running = {check["name"]: pool.submit(_check, ctx, check, env) for check in checks}
+    return {name: future.result() for name, future in running.items()}
+
+
 def _gpu_for(ctx: Context, check: dict[str, Any]) -> tuple[int | None, str]:
-    """The GPU for a check that needs one (the freest), or why it is skipped; (None, "") if it needs none."""
-    needed = check.get("gpu_memory")
-    if needed is None:
-        return None, ""
+    """The GPU for a check that needs one (the freest), or None and why it is skipped."""
+    needed = check["gpu_memory"]
     gpus, problem = host_facts.gpus()
     if problem and ctx.plan.gpus:
         raise StepFailed(f"check {check['name']} needs a GPU: {problem}")
