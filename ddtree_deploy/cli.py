@@ -13,6 +13,7 @@ import typer
 
 from ddtree_deploy import again
 from ddtree_deploy.commands import evidence, gates_cli, sandbox
+from ddtree_deploy.commands.options import Hosts, Json, Target, Yes
 from ddtree_deploy.errors import DeployError, Interrupted
 from ddtree_deploy.text import safe, shortened
 
@@ -27,11 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Target = Annotated[str, typer.Argument(help="A host or a group of hosts.yaml.", show_default=False)]
 AnyTarget = Annotated[str | None, typer.Argument(help="A host or a group of hosts.yaml.", show_default=False)]
-Hosts = Annotated[
-    Path | None, typer.Option("--hosts", metavar="FILE", help="The hosts (default: hosts.yaml).")
-]
 PayloadDir = Annotated[
     Path | None, typer.Option("--payload", metavar="DIR", help="The payload (default: payload).")
 ]
@@ -46,8 +43,6 @@ AcceptDrift = Annotated[
         help="Replace files that are neither upstream's nor ours; they are kept in the backup.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout (docs/events.md).")]
 
 
 def _version(wanted: bool) -> None:

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-Target = Annotated[str, typer.Argument(help="A host or a group of hosts.yaml.", show_default=False)]
-Hosts = Annotated[
-    Path | None, typer.Option("--hosts", metavar="FILE", help="The hosts (default: hosts.yaml).")
-]
+from ddtree_deploy.commands.options import Hosts, Json, Target, Yes
+
 Book = Annotated[
     Path | None,
     typer.Option(
@@ -19,8 +17,6 @@ Book = Annotated[
         help="Its baseline says what is measured (default: playbooks/rollout.yaml).",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout (docs/events.md).")]
 
 
 def register(app: typer.Typer) -> None:

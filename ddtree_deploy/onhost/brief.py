@@ -72,8 +72,8 @@ def call(
             raise
 
 
-def in_thread(function: Callable[[], T]) -> T:
-    """The result of a call that has a deadline of its own; with the step's end it is left to itself."""
+def in_thread(function: Callable[[], T], check: Callable[[], None] = look) -> T:
+    """The result of a call that has a deadline of its own; it is left to itself when `check` raises."""
     done: list[T] = []
     errors: list[BaseException] = []
     over = threading.Event()
@@ -88,7 +88,7 @@ def in_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=work, daemon=True).start()
     while not over.wait(LOOK_S):
-        look()
+        check()
     if errors:
         raise errors[0]
     return done[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from . import brief
 from .context import Context, StepFailed, StepSkipped
 from .protocol import Service
 from .service import Record, ServiceControl, ServiceError, control
@@ -88,21 +88,4 @@ def lives(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
 
 def call(ctx: Context, function: Callable[[], T]) -> T:
     """Run a call that has a deadline of its own in a thread, so that an interrupt need not wait for it."""
-    done: list[T] = []
-    errors: list[BaseException] = []
-    over = threading.Event()
-
-    def work() -> None:
-        try:
-            done.append(function())
-        except BaseException as e:
-            errors.append(e)
-        finally:
-            over.set()
-
-    threading.Thread(target=work, daemon=True).start()
-    while not over.wait(0.1):
-        ctx.check()
-    if errors:
-        raise errors[0]
-    return done[0]
+    return brief.in_thread(function, ctx.check)

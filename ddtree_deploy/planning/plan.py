@@ -168,11 +168,8 @@ def make_rollback(
         playbook,
         options,
         payload=None,
-        payload_name=goal.payload if goal else "",
-        payload_version=goal.version if goal else "",
-        variant=goal.variant if goal else "",
+        **fields_of(goal),
         payload_digest=archive.digest(blob),
-        release=goal.digest if goal else release_digest([]),
         targets=targets,
         back_to=way.back_to,
         undoes=way.undoes,
@@ -199,6 +196,18 @@ def _refuse_held(host: Host, facts: Facts) -> None:
 
 
 # ---- both ------------------------------------------------------------------------------------------------
+
+
+def fields_of(release: Release | None) -> dict[str, str]:
+    """The fields of a plan that name the release which is live at its end; None: nothing of ours."""
+    if release is None:
+        return {"payload_name": "", "payload_version": "", "variant": "", "release": release_digest([])}
+    return {
+        "payload_name": release.payload,
+        "payload_version": release.version,
+        "variant": release.variant,
+        "release": release.digest,
+    }
 
 
 def common_plan(host: Host, facts: Facts, playbook: Playbook, options: RunOptions, **own: Any) -> Plan:

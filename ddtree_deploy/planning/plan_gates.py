@@ -14,8 +14,8 @@ from ddtree_deploy.planning.plan import (
     change_set,
     check_service,
     common_plan,
+    fields_of,
     held_release,
-    release_digest,
     warnings_of,
 )
 
@@ -63,11 +63,8 @@ def _without_files(  # noqa: PLR0917
         playbook,
         options,
         payload=None,
-        payload_name=live.payload if live else "",
-        payload_version=live.version if live else "",
-        variant=live.variant if live else "",
+        **fields_of(live),
         payload_digest=archive.digest(blob),
-        release=live.digest if live else release_digest([]),
         targets=[],
         back_to=back_to,
     )

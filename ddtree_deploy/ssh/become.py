@@ -9,17 +9,23 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ddtree_deploy.ssh.errors import transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
-
-if TYPE_CHECKING:
-    from ddtree_deploy.ssh.link import Finished, Link
+from ddtree_deploy.ssh.stream import Finished
 
 SUDO = "sudo"
 CHECK_S = 60.0
 _passwords: dict[str, str] = {}  # by name of the host
+
+
+class Runs(Protocol):
+    """What runs a command on a host: a `Link`."""
+
+    host: SshHost
+
+    def run(self, command: str, *, timeout: float, stage: str) -> Finished: ...
 
 
 def words(host: SshHost) -> list[str]:
@@ -44,7 +50,7 @@ def wanted(host: SshHost, done: Finished) -> bool:
     return any(line.startswith("sudo: ") for line in done.err.decode(errors="replace").splitlines())
 
 
-def ask(link: Link, prompt: Callable[[str], str] = getpass.getpass) -> None:
+def ask(link: Runs, prompt: Callable[[str], str] = getpass.getpass) -> None:
     """Get the password and try it: first those that other hosts took, then one from the terminal.
 
     Raises TransportError where nobody can be asked, or sudo does not take it.
@@ -62,7 +68,7 @@ def ask(link: Link, prompt: Callable[[str], str] = getpass.getpass) -> None:
         raise transport_error(host, "sudo", f"sudo did not take the password of {who}")
 
 
-def _takes(link: Link, password: str) -> bool:
+def _takes(link: Runs, password: str) -> bool:
     name = link.host.name
     _passwords[name] = password
     try:

@@ -22,7 +22,7 @@ from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
 from ddtree_deploy.ssh.library import fabric, paramiko
-from ddtree_deploy.ssh.stream import LinkLost, Stream, Traffic, Watchdog, bounded
+from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, Traffic, Watchdog, bounded
 
 EXEC_S = 30.0
 OUTPUT_LIMIT = 256 << 20
@@ -30,15 +30,6 @@ OUTPUT_LIMIT = 256 << 20
 # Without a handler Python prints the library's own tracebacks to stderr; its errors reach the user by ours.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A command that ended. `rc` is None when its exit status is unknown."""
-
-    rc: int | None
-    out: bytes
-    err: bytes
 
 
 @dataclass

@@ -29,6 +29,15 @@ class StreamEnded(Exception):
     """The command closed its output."""
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended. `rc` is None when its exit status is unknown."""
+
+    rc: int | None
+    out: bytes
+    err: bytes
+
+
 class Channel(Protocol):
     """What is used of `paramiko.Channel`."""
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolving_view
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_ddtree.server_args import ALGORITHM, ddtree_config, is_ddtree, validate_flags
+from sglang_ddtree.server_args import ALGORITHM, is_ddtree, validate_flags
 from sglang_ddtree.server_checks import check_server_args, check_target_model
-from sglang_ddtree.spec_registry import DEFAULT_MAX_RUNNING_REQUESTS, add_predicate, draft_block_size
-
-logger = logging.getLogger(__name__)
+from sglang_ddtree.spec_registry import add_predicate, write_widths
 
 # Backends of hybrid models read the tree links only above 1; the value means nothing else to DDTREE.
 HYBRID_TOPK = 4
@@ -46,21 +43,9 @@ class DDTreeAlgorithm(CustomSpecAlgo):
             raise ValueError(
                 "DDTREE's argument checks did not run: the plugin's resolution hook is not in place"
             )
-        config = ddtree_config(server_args)
-        nodes = config.budget + 1
-        block = draft_block_size(server_args)
-        if block > nodes:
-            logger.warning(
-                "DDTREE: a tree of %d nodes holds no path of the draft's %d; the block is cut", nodes, block
-            )
-        server_args.speculative_num_draft_tokens = nodes
-        server_args.speculative_dflash_block_size = min(block, nodes)
-        server_args.speculative_num_steps = 1
-        server_args.speculative_eagle_topk = HYBRID_TOPK if is_hybrid else 1
+        write_widths(server_args, topk=HYBRID_TOPK if is_hybrid else 1)
         if server_args.speculative_draft_attention_backend is None:
             server_args.speculative_draft_attention_backend = attention_backends_of(server_args)[0]
-        if server_args.max_running_requests is None:
-            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         if server_args.device == "cpu":
             server_args.disable_overlap_schedule = True
 

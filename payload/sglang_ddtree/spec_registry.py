@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_ddtree.server_args import ALGORITHM
+from sglang_ddtree.server_args import ALGORITHM, ddtree_config
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_RUNNING_REQUESTS = 48  # DFLASH's
 
@@ -49,6 +52,25 @@ def add_predicate() -> None:
     for owner in (SpeculativeAlgorithm, CustomSpecAlgo):
         if not hasattr(owner, "is_ddtree"):
             owner.is_ddtree = lambda _self: False
+
+
+def write_widths(server_args: Any, *, topk: int) -> None:
+    """Write what follows from the budget: a tree's nodes for the target, the block for the draft.
+
+    topk: what backends read as ``speculative_eagle_topk``.
+    """
+    nodes = ddtree_config(server_args).budget + 1
+    block = draft_block_size(server_args)
+    if block > nodes:
+        logger.warning(
+            "DDTREE: a tree of %d nodes holds no path of the draft's %d; the block is cut", nodes, block
+        )
+    server_args.speculative_num_draft_tokens = nodes
+    server_args.speculative_dflash_block_size = min(block, nodes)
+    server_args.speculative_num_steps = 1
+    server_args.speculative_eagle_topk = topk
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
 
 
 def draft_block_size(cfg: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -11,9 +10,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
 from sglang_ddtree.server_args import ALGORITHM, ddtree_config, validate_flags
 from sglang_ddtree.server_checks import check_server_args
-from sglang_ddtree.spec_registry import DEFAULT_MAX_RUNNING_REQUESTS, add_predicate, draft_block_size
-
-logger = logging.getLogger(__name__)
+from sglang_ddtree.spec_registry import add_predicate, write_widths
 
 
 class DDTreeAlgorithm(CustomSpecAlgo):
@@ -46,18 +43,7 @@ def validate_server_args(server_args: Any) -> None:
     config = ddtree_config(server_args)
     if config.budget_schedule is not None:
         raise ValueError(f"{SCHEDULE_OPTION} is not supported with DDTREE on SGLang 0.5.13")
-    nodes = config.budget + 1
-    block = draft_block_size(server_args)
-    if block > nodes:
-        logger.warning(
-            "DDTREE: a tree of %d nodes holds no path of the draft's %d; the block is cut", nodes, block
-        )
-    server_args.speculative_num_draft_tokens = nodes
-    server_args.speculative_dflash_block_size = min(block, nodes)
-    server_args.speculative_num_steps = 1
-    server_args.speculative_eagle_topk = 1
-    if server_args.max_running_requests is None:
-        server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+    write_widths(server_args, topk=1)
 
 
 def check_target_model(server_args: Any) -> None:
