@@ -1,8 +1,8 @@
 """BOOT, the program that the controller hands to `PYTHON -I -S -c`: it takes the runner from fd 0, execs it.
 
-fd 0 is read with exact `os.read` calls, so what follows the runner (plan, payload, control lines) is left for
-it. On
-failure it prints one `end` event and removes every folder that it made.
+A runner that the host kept from an earlier run is not sent again (`kept`, see `codecache`); its digest is
+checked. fd 0 is read with exact `os.read` calls, so what follows the runner (plan, payload, control lines) is
+left for it. On failure it prints one `end` event and removes every folder that it made.
 """
 
 BOOT = r"""
@@ -39,11 +39,19 @@ try:
             if at == folder:
                 raise
     path = os.path.join(folder, "runner.pyz")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    while runner:
-        runner = runner[os.write(fd, runner):]
-    os.fsync(fd)
-    os.close(fd)
+    if head.get("kept"):
+        import hashlib
+        os.link(head["kept"], path)
+        with open(path, "rb") as f:
+            if hashlib.sha256(f.read()).hexdigest() + ".pyz" != os.path.basename(head["kept"]):
+                os.unlink(head["kept"])
+                raise ValueError("the runner kept on the host has changed; it is removed: try again")
+    else:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        while runner:
+            runner = runner[os.write(fd, runner):]
+        os.fsync(fd)
+        os.close(fd)
     for at in made:
         fd = os.open(os.path.dirname(at), os.O_RDONLY)
         os.fsync(fd)

@@ -1,7 +1,9 @@
-"""Our modules, compiled once a host instead of at each start: a runner is started several times a rollout.
+"""Our modules, sent and compiled once a host instead of at each start: a runner is started several times a
+rollout.
 
-The cache is one file of the state folder, `code/PYTHON-DIGEST`: the code objects of all modules of one digest
-of sources, for one version of Python. One that is torn, or not there, costs a compilation, and no more.
+In the state folder, `code/PYTHON-DIGEST` holds the code objects of all modules of one digest of sources, for
+one version of Python; `code/SHA256.pyz` is a runner as it was sent. One that is torn, or not there, costs a
+compilation, or is sent again, and no more.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import zlib
 from typing import Any
 
 FOLDER = "code"
-KEEP = 4  # newest first
+KEEP = 8  # newest first
 Codes = dict[str, tuple[bool, types.CodeType]]  # module name -> (is a package, its code)
 _path = ""
 
@@ -117,6 +119,36 @@ def compiled(runner: str) -> Codes:
                 code = compile(archive.read(file), file, "exec", dont_inherit=True)
                 codes[".".join(parts[:-1] if package else parts)] = (package, code)
     return codes
+
+
+def kept_runner(state_dir: str, sha256: str) -> str:
+    """Where a runner is kept."""
+    return f"{state_dir}/{FOLDER}/{sha256}.pyz"
+
+
+def has_runner(state_dir: str, sha256: str) -> bool:
+    """The host has this very runner."""
+    import hashlib
+
+    try:
+        with open(kept_runner(state_dir, sha256), "rb") as f:
+            return hashlib.sha256(f.read()).hexdigest() == sha256
+    except OSError:
+        return False
+
+
+def keep_runner() -> None:
+    """Keep the runner that we are, so that the next run need not send it. Failures cost that run's time."""
+    import hashlib
+
+    state_dir = state_dir_of(sys.argv[0])
+    if not state_dir:
+        return
+    with contextlib.suppress(OSError), open(sys.argv[0], "rb") as f:
+        path = kept_runner(state_dir, hashlib.sha256(f.read()).hexdigest())
+        if not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            os.link(sys.argv[0], path)  # both are only ever read or removed
 
 
 def _prune(folder: str) -> None:

@@ -46,6 +46,7 @@ def forward(ctx: Context) -> None:
         releases.commit(ctx.plan, ctx.run_dir, made, "held" if held(ctx) else "good")
     guard.remove(ctx)
     _tidy(ctx)
+    ctx.recorded = True
 
 
 def _tidy(ctx: Context) -> None:

@@ -68,6 +68,7 @@ class Context:
     interrupted_by: str = ""  # why stop_event is set
     run_as: str | None = None  # see staging.run_as
     lock: SiteLock | None = None  # held from the lock step on
+    recorded: bool = False  # the decision was carried out to its end (see `commit.forward`)
     held: str = ""  # step and reason of the gate that could not decide, where the plan says `hold`
 
     @property

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import detach, host_facts, layout, releases, site_facts
+from . import codecache, detach, host_facts, layout, releases, site_facts
 from .facts_format import Facts, Kept, LockFacts, Release, ServiceFacts
 from .files import Files
 from .journal import read
@@ -90,6 +90,7 @@ def gather(asked: FactsRequest) -> Facts:
         systemd=detach.has_systemd(),
         bases=bases,
         kept=kept,
+        runner_kept=codecache.has_runner(state, asked.runner),
         base_contents=_base_contents(site_dir, bases) if asked.contents else {},
         warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
         attempts=releases.attempts(site_dir),

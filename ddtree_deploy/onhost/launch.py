@@ -36,6 +36,7 @@ def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
         return _refuse(run_dir, 1, f"cannot write {run_dir}: {error.strerror or error}")
     detach.start(run_dir)
     codecache.store()
+    codecache.keep_runner()
     return follow(run_dir, 0)
 
 

@@ -117,10 +117,11 @@ def _service(ctx: Context) -> ServiceFacts | None:
     if ctx.plan.service is None:
         return None
     control = staging.control_of(ctx)
-    facts = control.describe()
-    if facts.problem:
-        raise StepFailed(f"service {ctx.plan.service.name}: {facts.problem}")
-    hidden = {s for s in control.known_secrets() if len(s) >= 4}
+    with control.one_look():
+        facts = control.describe()
+        if facts.problem:
+            raise StepFailed(f"service {ctx.plan.service.name}: {facts.problem}")
+        hidden = {s for s in control.known_secrets() if len(s) >= 4}
     ctx.journal.secrets = sorted({*ctx.journal.secrets, *hidden}, key=len, reverse=True)
     return facts
 

@@ -174,7 +174,8 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
         (ctx.run_dir / layout.RESERVE).unlink(missing_ok=True)
     if outcome.verdict == "pass" or commit.decided(ctx):  # a decision stands, whatever came after it
         try:
-            commit.forward(ctx)
+            if not ctx.recorded:
+                commit.forward(ctx)
         except commit.NotCommitted as error:
             outcome = Outcome("fail", "unlock", str(error))
         except OSError as error:

@@ -65,10 +65,11 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
     """Skip a gate on a service that is down by design; fail where this run had started it, or only judges."""
     started = result_of(ctx, "start")
     if started:
-        runs, how = control.alive()
-        if not runs:
-            raise StepFailed(f"the service is down: {how}")
-        now = control.footprint().main
+        with control.one_look():
+            runs, how = control.alive()
+            if not runs:
+                raise StepFailed(f"the service is down: {how}")
+            now = control.footprint().main
         if now != started["pid"]:
             raise StepFailed(f"the service was restarted by somebody: process {started['pid']} is {now} now")
         return

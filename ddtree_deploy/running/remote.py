@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.onhost import codecache
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import (
     FACTS_MARK,
     PROTOCOL,
+    SOURCES_MARK,
     FactsRequest,
     Plan,
     ProtocolError,
@@ -20,7 +22,7 @@ from ddtree_deploy.onhost.protocol import (
     to_dict,
 )
 from ddtree_deploy.running import zipapp
-from ddtree_deploy.ssh import Link, become, transport_error
+from ddtree_deploy.ssh import Finished, Link, become, transport_error
 from ddtree_deploy.text import safe
 
 # Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
@@ -36,11 +38,11 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
         TransportError: the connection failed, or sudo wants a password.
         GateFailed: the host's Python ran but could not answer.
     """
-    script = zipapp.facts_script(request)
-    done = link.run(link.command(host.python, "-I", "-S", "-"), script, timeout=FACTS_S, stage="facts")
+    program = zipapp.facts_program(replace(request, runner=zipapp.runner_digest()))
+    done = _run(link, host, program)
     if become.wanted(host, done):  # before all else that is run there: what follows knows the password
         become.ask(link)
-        done = link.run(link.command(host.python, "-I", "-S", "-"), script, timeout=FACTS_S, stage="facts")
+        done = _run(link, host, program)
     # A login script may print before us: the answer is the marked line, wherever it is.
     marked = [line for line in done.out.split(b"\n") if line.startswith(FACTS_MARK.encode())]
     if not marked:
@@ -59,6 +61,20 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
     return facts
 
 
+def _run(link: Link, host: Host, program: zipapp.Program) -> Finished:
+    command = link.command(host.python, "-I", "-S", "-c", program.code)
+    more = (SOURCES_MARK.encode(), program.sources)
+    return link.run(command, program.start, more=more, timeout=FACTS_S, stage="facts")
+
+
+def runner_on(facts: Facts) -> str:
+    """Where the host keeps the very runner that we would send; "" where it does not."""
+    if not facts.runner_kept:
+        return ""
+    state_dir = facts.site_dir.rsplit("/", 2)[0]  # STATE/sites/KEY
+    return codecache.kept_runner(state_dir, zipapp.runner_digest())
+
+
 @dataclass(frozen=True)
 class Cargo:
     """What the launch exec carries on stdin."""
@@ -67,14 +83,15 @@ class Cargo:
     data: bytes
 
     @classmethod
-    def of(cls, plan: Plan, run_dir: str, payload: bytes) -> Cargo:
-        """Header line, then zipapp, plan and payload, back to back."""
-        runner = zipapp.runner()
+    def of(cls, plan: Plan, run_dir: str, payload: bytes, kept: str = "") -> Cargo:
+        """Header line, then zipapp, plan and payload, back to back. `kept`: the host has the zipapp there."""
+        runner = b"" if kept else zipapp.runner()
         text = json.dumps(to_dict(plan), separators=(",", ":")).encode()
         header = {
             "protocol": PROTOCOL,
             "run_dir": run_dir,
             "runner": len(runner),
+            "kept": kept,
             "plan": len(text),
             "payload": len(payload),
         }

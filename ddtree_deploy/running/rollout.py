@@ -31,7 +31,7 @@ from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record, RunRecord
 from ddtree_deploy.running.recovery import recover_orphan
-from ddtree_deploy.running.remote import Cargo, ask_facts, run_dir_of
+from ddtree_deploy.running.remote import Cargo, ask_facts, run_dir_of, runner_on
 
 NOTHING_DONE = "nothing was touched"
 
@@ -185,7 +185,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         interrupts=job.interrupts,
         patience=job.patience,
     )
-    cargo = Cargo.of(made.plan, run_dir, made.archive)
+    cargo = Cargo.of(made.plan, run_dir, made.archive, runner_on(facts))
     emit.record = _record(job.record, made, facts)
     emit.launched = True
     job.launching(host.name, made.plan.run)  # now: this process may not live to see the end

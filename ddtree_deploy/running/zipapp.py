@@ -1,4 +1,4 @@
-"""What is sent to the host to run there: the runner as a zipapp, the facts script as one text on stdin.
+"""What is sent to the host to run there: the runner as a zipapp, the facts script on stdin.
 
 Both are made of `ddtree_deploy/onhost/`, which is standard library only and is called `onhost` on the host.
 """
@@ -6,15 +6,17 @@ Both are made of `ddtree_deploy/onhost/`, which is standard library only and is 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import io
 import json
 import re
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree_deploy.onhost.protocol import FactsRequest, to_dict
+from ddtree_deploy.onhost.protocol import SOURCES_MARK, FactsRequest, to_dict
 
 SOURCE = Path(__file__).parents[1] / "onhost"
 # Zip files cannot say "no time"; the same sources must give the same bytes.
@@ -31,6 +33,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 # Modules come from memory, so that asking for facts leaves no file on the host, in /tmp neither.
+_READ = "import sys; take = sys.stdin.buffer.read; exec(take({length}))"
 _FACTS = """\
 import base64, importlib.abc, importlib.util, json, sys, zlib
 _SOURCES = json.loads(zlib.decompress(base64.b85decode({sources!r})))
@@ -48,6 +51,9 @@ from onhost import codecache, layout
 _CODES = codecache.load(codecache.path_in(layout.state_dir({state_dir!r}), {digest!r}))
 if _CODES:
     sys.meta_path.insert(0, codecache.Finder(_CODES, ""))
+else:
+    print({mark!r}, flush=True)
+    _SOURCES.update(json.loads(zlib.decompress(take({length}))))
 from onhost.facts import main
 sys.exit(main({request!r}))
 """
@@ -67,6 +73,7 @@ def digest(files: dict[str, bytes]) -> str:
     return value.hexdigest()[:32]
 
 
+@functools.cache
 def runner() -> bytes:
     """The runner: a zip that Python executes. Equal sources give equal bytes."""
     out = io.BytesIO()
@@ -81,16 +88,37 @@ def runner() -> bytes:
     return out.getvalue()
 
 
-def facts_script(request: FactsRequest) -> bytes:
-    """The program for `PYTHON -I -S -`: the modules that facts need, compressed, and the request."""
+@functools.cache
+def runner_digest() -> str:
+    """SHA-256 of the runner."""
+    return hashlib.sha256(runner()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Program:
+    """The facts script in parts: `PYTHON -I -S -c CODE` reads `start` from stdin, and says whether it needs
+    `sources`: not where an earlier run left the modules compiled."""
+
+    code: str
+    start: bytes
+    sources: bytes
+
+
+def facts_program(request: FactsRequest) -> Program:
+    """The modules that facts need, compressed, and the request."""
     modules = _modules()
-    needed = _closure("onhost.facts", modules) | _closure("onhost.codecache", modules)
-    packed = base64.b85encode(zlib.compress(json.dumps(needed).encode())).decode()
-    words = json.dumps(to_dict(request))
-    script = _FACTS.format(
-        sources=packed, request=words, state_dir=request.state_dir, digest=digest(sources())
-    )
-    return script.encode()
+    first = _closure("onhost.codecache", modules) | _closure("onhost.layout", modules)
+    rest = {name: value for name, value in _closure("onhost.facts", modules).items() if name not in first}
+    later = zlib.compress(json.dumps(rest).encode(), 9)
+    start = _FACTS.format(
+        sources=base64.b85encode(zlib.compress(json.dumps(first).encode(), 9)).decode(),
+        mark=SOURCES_MARK,
+        length=len(later),
+        request=json.dumps(to_dict(request)),
+        state_dir=request.state_dir,
+        digest=digest(sources()),
+    ).encode()
+    return Program(_READ.format(length=len(start)), start, later)
 
 
 def _modules() -> dict[str, tuple[bool, str]]:

@@ -65,8 +65,18 @@ class Link:
                 raise transport_error(self.host, stage, str(error)) from error
         return stream
 
-    def run(self, command: str, stdin: bytes = b"", *, timeout: float, stage: str = "ssh") -> Finished:
+    def run(
+        self,
+        command: str,
+        stdin: bytes = b"",
+        *,
+        more: tuple[bytes, bytes] | None = None,
+        timeout: float,
+        stage: str = "ssh",
+    ) -> Finished:
         """Run a command to its end, feeding stdin and draining both outputs at the same time.
+
+        `more`: a word, and what stdin is to get as well once the command has written that word.
 
         Raises:
             TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
@@ -78,6 +88,8 @@ class Link:
             try:
                 try:
                     stream.send(stdin)
+                    if more is not None and stream.says(more[0], deadline):
+                        stream.send(more[1])
                     stream.end_input()
                 except LinkLost:
                     # A command may end without reading its stdin; what it wrote says why.

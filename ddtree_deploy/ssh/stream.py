@@ -194,6 +194,20 @@ class Stream:
                 raise LinkLost(f"the command wrote more than {limit >> 20} MiB")
         return bytes(self._rest)
 
+    def says(self, word: bytes, deadline: float) -> bool:
+        """Whether the output has `word` in it, known once it comes or the output ends. Takes nothing away.
+
+        Raises LinkLost after `deadline` (monotonic).
+        """
+        while word not in self._rest and not self._eof:
+            try:
+                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise LinkLost("the command did not end in time") from None
+            self._eof = not chunk
+            self._rest += chunk
+        return word in self._rest
+
     @property
     def stderr(self) -> bytes:
         """The tail of what the command wrote to stderr so far (all of it, after the end of the stream)."""

@@ -198,18 +198,29 @@ class Host:
         return self.site_dir / "runs" / run
 
     def launch(
-        self, plan: dict[str, Any], archive: bytes, *, cut: int | None = None, python: str = ""
+        self,
+        plan: dict[str, Any],
+        archive: bytes,
+        *,
+        cut: int | None = None,
+        python: str = "",
+        kept: Path | None = None,
     ) -> Session:
-        """BOOT with header, runner, plan and payload on stdin (`cut`: only so many bytes, then the end)."""
+        """BOOT with header, runner, plan and payload on stdin (`cut`: only so many bytes, then the end).
+
+        `kept`: the runner is not sent, it is there.
+        """
         raw = json.dumps(plan).encode()
+        runner = b"" if kept else self.runner
         head = {
             "protocol": 1,
             "run_dir": str(self.run_dir(plan["run"])),
-            "runner": len(self.runner),
+            "runner": len(runner),
+            "kept": str(kept or ""),
             "plan": len(raw),
             "payload": len(archive),
         }
-        data = json.dumps(head).encode() + b"\n" + self.runner + raw + archive
+        data = json.dumps(head).encode() + b"\n" + runner + raw + archive
         session = self._spawn([python or self.python, "-I", "-S", "-c", BOOT], plan["run"])
         assert session.process.stdin is not None
         session.process.stdin.write(data if cut is None else data[:cut])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.onhost import codecache
-from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest
+from ddtree_deploy.onhost.protocol import PROTOCOL, SOURCES_MARK, FactsRequest
 from ddtree_deploy.running import zipapp
 
 
@@ -85,7 +85,7 @@ def test_another_digest_has_another_file_and_old_ones_go(
     runner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = stored(runner, monkeypatch)
-    for number in range(6):
+    for number in range(2 * codecache.KEEP):
         (file.parent / f"old-{number}").write_bytes(b"")
     codecache._prune(str(file.parent))
     assert len(list(file.parent.iterdir())) == codecache.KEEP
@@ -95,16 +95,19 @@ def test_another_digest_has_another_file_and_old_ones_go(
 def test_facts_use_the_cache_and_answer_the_same(runner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = runner.parents[4]
     request = FactsRequest(protocol=PROTOCOL, state_dir=str(state), refs=["site:x.py"])
-    argv = [sys.executable, "-I", "-S", "-"]
-    plain = subprocess.run(argv, input=zipapp.facts_script(request), capture_output=True, check=False)
+    program = zipapp.facts_program(request)
+    argv = [sys.executable, "-I", "-S", "-c", program.code]
+    whole = program.start + program.sources
+    plain = subprocess.run(argv, input=whole, capture_output=True, check=False)
+    assert SOURCES_MARK.encode() in plain.stdout.splitlines(), "it asks for what it needs"
     file = stored(runner, monkeypatch)
-    cached = subprocess.run(argv, input=zipapp.facts_script(request), capture_output=True, check=False)
+    cached = subprocess.run(argv, input=program.start, capture_output=True, check=False)
     keys = [json.loads(done.stdout.split(b"DDTREE-FACTS ")[-1]).keys() for done in (plain, cached)]
     assert keys[0] == keys[1] and not plain.stderr and not cached.stderr
     codes = codecache.load(str(file))
     codes["onhost.facts"] = (False, compile("def main(text): print('from the cache'); return 7", "m", "exec"))
     rewrite(file, codes)
-    done = subprocess.run(argv, input=zipapp.facts_script(request), capture_output=True, check=False)
+    done = subprocess.run(argv, input=program.start, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (7, b"from the cache\n")
 
 

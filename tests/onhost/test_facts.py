@@ -13,7 +13,7 @@ from ddtree_deploy.inputs import inventory
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import FACTS_MARK, FactsRequest, from_dict
 from ddtree_deploy.running.remote import explain_exec
-from ddtree_deploy.running.zipapp import facts_script
+from ddtree_deploy.running.zipapp import facts_program
 
 from .host import DEADLINE_S, UPSTREAM, Host, sha
 
@@ -22,9 +22,10 @@ CONTROLLER = inventory.Host("ct1", "10.0.0.1", "/v/bin/python", file=Path("hosts
 
 def run(host: Host, *refs: str, **changed: Any) -> subprocess.CompletedProcess[bytes]:
     request = FactsRequest(1, str(host.state), list(refs), **changed)
+    program = facts_program(request)
     return subprocess.run(
-        [host.python, "-I", "-S", "-"],
-        input=facts_script(request),
+        [host.python, "-I", "-S", "-c", program.code],
+        input=program.start + program.sources,
         capture_output=True,
         check=False,
         timeout=DEADLINE_S,
@@ -133,9 +134,13 @@ def test_after_a_rollout_the_facts_tell_what_is_live(host: Host) -> None:
 
 
 def test_a_request_of_another_version_is_refused_in_one_line(host: Host) -> None:
-    script = facts_script(FactsRequest(99, "", []))
+    program = facts_program(FactsRequest(99, "", []))
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-"], input=script, capture_output=True, check=False, timeout=DEADLINE_S
+        [sys.executable, "-I", "-S", "-c", program.code],
+        input=program.start + program.sources,
+        capture_output=True,
+        check=False,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == ["facts: protocol 99, this is 1"]

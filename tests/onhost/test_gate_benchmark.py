@@ -91,7 +91,7 @@ def test_a_better_tree_passes_with_its_figures(lab: Lab) -> None:
     assert len(rounds) == 3, "a fresh file for every run; the warm-up is kept, too"
     kept = ctx.results["benchmark"]["after"]["rounds"]
     assert [r["warmup"] for r in kept] == [True, False, False]
-    assert all(r["loop_s"] > 0 for r in kept)
+    assert all(r["loop_s"] > 0 for r in kept if not r["warmup"])
     assert len(ctx.results["benchmark"]["after"]["loop"]) == 2
 
 

@@ -405,6 +405,21 @@ def test_a_connection_that_ends_during_the_upload_leaves_nothing(host: Host, par
     assert not host.run_dir(plan["run"]).exists()
 
 
+def test_a_runner_that_the_host_kept_is_not_sent_again_and_a_changed_one_is_refused(host: Host) -> None:
+    assert host.launch(*host.plan()).wait() == 0
+    (kept,) = (host.state / "code").glob("*.pyz")
+    plan, archive = host.plan()
+    assert host.launch(plan, archive, kept=kept).wait() == 0
+    assert (host.run_dir(plan["run"]) / "runner.pyz").read_bytes() == host.runner
+    kept.unlink()
+    kept.write_bytes(b"not what was sent")
+    plan, archive = host.plan()
+    session = host.launch(plan, archive, kept=kept)
+    assert session.wait() == 1
+    assert "the runner kept on the host has changed; it is removed: try again" in session.end["reason"]
+    assert not host.run_dir(plan["run"]).exists() and not kept.exists()
+
+
 def test_a_state_folder_that_cannot_be_made_is_one_clear_line(host: Host) -> None:
     host.state.write_text("a file where the folder should be")
     session = host.launch(*host.plan())

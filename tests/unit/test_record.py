@@ -120,9 +120,10 @@ def test_the_zipapp_runs_isolated_without_site_packages(tmp_path: Path) -> None:
 def test_the_facts_script_runs_from_stdin_and_leaves_no_file(tmp_path: Path) -> None:
     request = FactsRequest(protocol=PROTOCOL, state_dir=str(tmp_path / "state"), refs=["site:x.py"])
     before = sorted(p.name for p in tmp_path.iterdir())
+    program = zipapp.facts_program(request)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-"],
-        input=zipapp.facts_script(request),
+        [sys.executable, "-I", "-S", "-c", program.code],
+        input=program.start + program.sources,
         capture_output=True,
         timeout=120,
         cwd=tmp_path,

@@ -6,7 +6,8 @@ REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len"
 "repeats", "also"}. A warm-up round, then `rounds`, then one round at each concurrency of `also`. A round runs
 the prompts `repeats` times (0: as often as the warm-up says that `min_round_s` takes), each time with the
 cache flushed. Each round appends one JSON line to `output`: what the client returns, with details, and ours:
-warmup, also (the concurrency, or 0), repeats, loop_s (a fixed calibration loop's time before the round).
+warmup, also (the concurrency, or 0), repeats, loop_s (a fixed calibration loop's time before a round that is
+judged).
 SGLang's own parser makes the arguments, so that options unknown here have their defaults.
 """
 
@@ -154,13 +155,13 @@ def main() -> None:
     repeats = request["repeats"]
     for number, (warmup, also) in enumerate(kinds, 1):
         print(f"DDTREE-BENCH round {number} of {len(kinds)}", flush=True)
-        loop_s = calibration_loop()
+        loop_s = None if warmup or also else round(calibration_loop(), 5)
         namespace.max_concurrency = also or request["concurrency"]
         times = 1 if warmup else repeats
         result = pooled([one(module, namespace, request["url"]) for _ in range(times)])
         if warmup and not repeats:
             repeats = max(1, math.ceil(request["min_round_s"] / max(result["duration"], 1e-3)))
-        ours = {"warmup": warmup, "also": also, "repeats": times, "loop_s": round(loop_s, 5)}
+        ours = {"warmup": warmup, "also": also, "repeats": times, "loop_s": loop_s}
         with output.open("a") as f:
             f.write(json.dumps({**result, **ours}) + "\n")
 

@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,18 @@ class ServiceControl(ABC):
             return e.status == 503
         return False
 
+    def main_lives(self) -> bool:
+        """The main process that was seen last still lives; asked often, so only what costs nothing to know.
+
+        False also where that is not known without a proper look.
+        """
+        return False
+
+    @contextlib.contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Inside, whatever is asked of the service is of one moment (and its manager is asked once)."""
+        yield
+
     @abstractmethod
     def running_argv(self) -> list[str]:
         """The command line of the running server; empty when none runs."""
@@ -191,15 +204,17 @@ class ServiceControl(ABC):
 
     def record(self, folder: Path) -> Record:
         """Keep in `folder` what restoring needs, and return it."""
-        active = self.active()
-        record = Record(
-            kind=self.service.kind,
-            active=active,
-            generated=active and self.generates(),
-            definition=self.definition(),
-            argv=self.running_argv() if active else [],
-            state=self.describe().state,
-        )
+        generated = self.active() and self.generates()
+        with self.one_look():
+            active = self.active()
+            record = Record(
+                kind=self.service.kind,
+                active=active,
+                generated=active and generated,
+                definition=self.definition(),
+                argv=self.running_argv() if active else [],
+                state=self.describe().state,
+            )
         record.save(folder)
         return record
 
@@ -218,8 +233,8 @@ class ServiceControl(ABC):
         if time.monotonic() >= self._gather_at:
             self._gather_at = time.monotonic() + _GATHER_EVERY_S
             self._hidden |= {value for value in self.secrets.values() if value}
-            self._hidden |= launch.secret_values(self.running_argv(), self.environment())
-            with contextlib.suppress(ServiceError):
+            with self.one_look(), contextlib.suppress(ServiceError):
+                self._hidden |= launch.secret_values(self.running_argv(), self.environment())
                 self._hidden |= launch.secret_values(self.future_argv(), {})
         return self._hidden
 

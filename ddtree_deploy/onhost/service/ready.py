@@ -18,6 +18,7 @@ from .base import ServiceControl
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between looks at all processes
 _ATTEMPT_S = 60.0
+_PAUSE_S = 0.5  # between attempts, at most
 _GPU_EVERY_S = 5.0
 # A server that waits in a loop reads a little all the time; loading reads much.
 _READ_STEP = 1 << 20
@@ -65,6 +66,7 @@ class Prober:
         self._thread.start()
 
     def _run(self) -> None:
+        pause = _PAUSE_S / 8
         while not self._stop.is_set():
             try:
                 made = generate(self.endpoint, self.prompt, self.max_new_tokens, seconds=_ATTEMPT_S)
@@ -76,7 +78,8 @@ class Prober:
                     self.answered.set()
                     return
                 self.last_error = "an answer without tokens"
-            self._stop.wait(0.5)
+            self._stop.wait(pause)
+            pause = min(2 * pause, _PAUSE_S)
 
     def stop(self) -> None:
         self._stop.set()
@@ -97,17 +100,20 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
         while not prober.answered.wait(_TICK_S):
             ctx.check()
             now = time.monotonic()
-            runs, how = control.alive()
-            if not runs:
-                raise StepFailed(with_log(control, f"the service did not stay up: {how}"))
-            if now >= look:
-                look = now + _LOOK_S
-                pids = [pid for pid, _ in control.footprint().members]
-                progress.sample(now, control.log_mark(), proc.bytes_read(pids), gpu.used(now))
-                line = (control.log_tail(1) or [""])[0]
-                if line != shown:
-                    shown = line
-                    ctx.progress(line, elapsed=round(now - began, 1))
+            if now < look and control.main_lives():
+                continue
+            with control.one_look():
+                runs, how = control.alive()
+                if not runs:
+                    raise StepFailed(with_log(control, f"the service did not stay up: {how}"))
+                if now >= look:
+                    look = now + _LOOK_S
+                    pids = [pid for pid, _ in control.footprint().members]
+                    progress.sample(now, control.log_mark(), proc.bytes_read(pids), gpu.used(now))
+                    line = (control.log_tail(1) or [""])[0]
+                    if line != shown:
+                        shown = line
+                        ctx.progress(line, elapsed=round(now - began, 1))
             if progress.stalled(now, stalled_after_s):
                 text = f"no progress for {stalled_after_s:.0f} s (log, bytes read, GPU memory)"
                 raise StepFailed(with_log(control, f"{text}; {prober.last_error}"))

@@ -29,6 +29,7 @@ class SystemdControl(Unit):
         super().__init__(service, state_dir, secrets)
         self._restarts = 0  # NRestarts when we started it
         self._started_at = ""
+        self._main = (0, 0)  # (pid, start) of the main process, as seen last
 
     # ---- looking --------------------------------------------------------------------------------------
 
@@ -80,6 +81,10 @@ class SystemdControl(Unit):
         return ("" if wanted.command is not None else prefix), launch.edit(words, units)
 
     def describe(self) -> ServiceFacts:
+        with self.one_look():
+            return self._described()
+
+    def _described(self) -> ServiceFacts:
         try:
             shown = self._show()
         except ServiceError as e:
@@ -186,6 +191,8 @@ class SystemdControl(Unit):
 
     def alive(self) -> tuple[bool, str]:
         shown = self._show()
+        main = proc.read(int(shown.get("MainPID") or 0))
+        self._main = main.key if main else (0, 0)
         restarts, status = int(shown.get("NRestarts") or 0), shown.get("ExecMainStatus", "?")
         ended = f"result {shown.get('Result', '?')}, exit status {status}"
         if restarts > self._restarts:
@@ -196,6 +203,9 @@ class SystemdControl(Unit):
         if state in ("active", "activating", "reloading"):
             return True, f"{state} ({sub})"
         return False, f"it is {state} ({ended})"
+
+    def main_lives(self) -> bool:
+        return self._main[0] > 0 and proc.alive(*self._main)
 
     def _log_file(self) -> Path | None:
         """Where StandardOutput= writes, when not to the journal."""
