@@ -146,5 +146,5 @@ def _service_members(table: dict[int, proc.Proc], pid: int) -> set[int]:
     members |= {p for p, entry in table.items() if entry.sid == table[pid].sid and entry.sid > 1}
     for path in proc.cgroups(pid):
         if path.endswith(".service"):
-            members |= proc.in_cgroup(path)
+            members |= {p.pid for p in proc.in_cgroup(path)}
     return members

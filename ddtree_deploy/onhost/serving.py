@@ -69,7 +69,7 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
             runs, how = control.alive()
             if not runs:
                 raise StepFailed(f"the service is down: {how}")
-            now = control.footprint().main
+            now = control.processes().main
         if now != started["pid"]:
             raise StepFailed(f"the service was restarted by somebody: process {started['pid']} is {now} now")
         return

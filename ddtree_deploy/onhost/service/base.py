@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -101,8 +102,13 @@ class ServiceControl(ABC):
         """The server's command line after the edits, secrets included. Raises ServiceError."""
 
     @abstractmethod
+    def processes(self) -> Footprint:
+        """Processes of the service now, without their sockets; empty when it does not run."""
+
     def footprint(self) -> Footprint:
-        """Processes and ports of the service now; empty when it does not run."""
+        """Processes and ports of the service now. The kernel takes its time to list all sockets of a host."""
+        seen = self.processes()
+        return dataclasses.replace(seen, sockets=frozenset(proc.sockets_of({pid for pid, _ in seen.members})))
 
     @abstractmethod
     def active(self) -> bool:

@@ -120,12 +120,13 @@ def cgroups(pid: int) -> list[str]:
     return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
 
 
-def in_cgroup(path: str) -> set[int]:
-    """Processes in this cgroup or below. Works the same for cgroup v1, v2 and hybrid hosts."""
+def in_cgroup(path: str) -> set[Proc]:
+    """Living processes in this cgroup or below. Works the same for cgroup v1, v2 and hybrid hosts."""
     wanted = path.rstrip("/")
     if not wanted:
         return set()
-    return {pid for pid in table() if any(c == wanted or c.startswith(wanted + "/") for c in cgroups(pid))}
+    inside = (pid for pid in pids() if any(c == wanted or c.startswith(wanted + "/") for c in cgroups(pid)))
+    return {p for p in map(read, inside) if p is not None and p.state not in "ZX"}
 
 
 def bytes_read(pids: Iterable[int]) -> int:

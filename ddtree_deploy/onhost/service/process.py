@@ -236,7 +236,7 @@ class ProcessControl(ServiceControl):
             return set()  # the number belongs to somebody else, so the session had ended
         return {p.pid for p in processes.values() if p.sid == running["pid"] and p.start >= running["start"]}
 
-    def footprint(self) -> Footprint:
+    def processes(self) -> Footprint:
         main, pids = self._main(), self._marked()
         processes = proc.table()
         pids |= self._session(processes)
@@ -245,7 +245,7 @@ class ProcessControl(ServiceControl):
             # Only where it leads its group or session: in a terminal these hold the user's shell, too.
             pids |= {p.pid for p in processes.values() if main.pid in (p.pgid, p.sid)}
         members = frozenset(processes[pid].key for pid in pids if pid in processes)
-        return Footprint(main.pid if main else 0, members, frozenset(proc.sockets_of(pids)))
+        return Footprint(main.pid if main else 0, members)
 
     def alive(self) -> tuple[bool, str]:
         running = self._running()

@@ -108,7 +108,7 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
                     raise StepFailed(with_log(control, f"the service did not stay up: {how}"))
                 if now >= look:
                     look = now + _LOOK_S
-                    pids = [pid for pid, _ in control.footprint().members]
+                    pids = [pid for pid, _ in control.processes().members]
                     progress.sample(now, control.log_mark(), proc.bytes_read(pids), gpu.used(now))
                     line = (control.log_tail(1) or [""])[0]
                     if line != shown:
@@ -128,7 +128,7 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
 def check_listener(control: ServiceControl) -> None:
     """The one that answers is the one we started. Raises StepFailed when it is somebody else."""
     holders = proc.holders(control.endpoint.port)
-    members = {pid for pid, _ in control.footprint().members}
+    members = {pid for pid, _ in control.processes().members}
     strangers = holders - members
     if holders and strangers == holders:
         pid = min(strangers)

@@ -58,7 +58,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
         waited = time.monotonic() - began
         if not left:  # only now the costly looks over all processes
             busy = held_ports(before, control.endpoint.port)
-            left = {pid for pid, _ in control.footprint().members}
+            left = {pid for pid, _ in control.processes().members}
             left |= {pid for holders in busy.values() for pid in holders}
             if not left and not busy:
                 text = ", ".join(map(str, ports))

@@ -177,17 +177,16 @@ class SystemdControl(Unit):
         return self._show().get("ActiveState") in ("active", "activating", "reloading", "deactivating")
 
     def started(self) -> bool:
-        return self.active() or bool(self.footprint().members)
+        return self.active() or bool(self.processes().members)
 
     def ending(self) -> bool:
         return self._show().get("ActiveState") == "deactivating" or super().ending()
 
-    def footprint(self) -> Footprint:
+    def processes(self) -> Footprint:
         shown = self._show()
-        pids = proc.in_cgroup(shown.get("ControlGroup", "") or f"/system.slice/{self.unit}") - {os.getpid()}
-        processes = proc.table()
-        members = frozenset(processes[pid].key for pid in pids if pid in processes)
-        return Footprint(int(shown.get("MainPID") or 0), members, frozenset(proc.sockets_of(pids)))
+        found = proc.in_cgroup(shown.get("ControlGroup", "") or f"/system.slice/{self.unit}")
+        members = frozenset(p.key for p in found if p.pid != os.getpid())
+        return Footprint(int(shown.get("MainPID") or 0), members)
 
     def alive(self) -> tuple[bool, str]:
         shown = self._show()

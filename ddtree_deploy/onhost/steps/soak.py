@@ -23,7 +23,7 @@ def do(ctx: Context) -> str:
     serving.require_serving(ctx, control)
     requests, concurrency = int(ctx.option("requests", 200)), int(ctx.option("concurrency", 4))
     asked, hang_s = int(ctx.option("max_new_tokens", 16)), float(ctx.option("hang_after_s", 60))
-    before = control.footprint()
+    before = control.processes()
     began = time.monotonic()
     stop = threading.Event()
     pool = ThreadPoolExecutor(concurrency)
@@ -104,7 +104,7 @@ class _Watch:
         if done < self._next:
             return
         self._next = done + self._every
-        self.resident.append(memory.used(pid for pid, _ in self.control.footprint().members))
+        self.resident.append(memory.used(pid for pid, _ in self.control.processes().members))
         now = self._gpu.used(time.monotonic())
         if now >= 0:
             self.gpu.append(now)
@@ -125,7 +125,7 @@ def _same_processes(ctx: Context, control: ServiceControl, before: frozenset[tup
     runs, how = serving.lives(ctx, control)
     if not runs:
         raise StepFailed(with_log(control, f"the service is down after the soak: {how}"))
-    now = control.footprint().members
+    now = control.processes().members
     gone = sorted(pid for pid, start in before if (pid, start) not in now)
     if gone:
         raise StepFailed(

@@ -22,7 +22,7 @@ def do(ctx: Context) -> str:
         before = control.record(ctx.backup_dir)
     if not control.active():
         busy = stopping.held_ports(Footprint(), control.endpoint.port)
-        left = {pid for pid, _ in control.footprint().members}
+        left = {pid for pid, _ in control.processes().members}
         if busy or left:
             left |= {pid for holders in busy.values() for pid in holders}
             raise StepFailed(
@@ -32,7 +32,7 @@ def do(ctx: Context) -> str:
         raise StepSkipped("the service was not running")
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
     ctx.progress(drained)
-    gpus = gpu_memory.used_by(pid for pid, _ in control.footprint().members)
+    gpus = gpu_memory.used_by(pid for pid, _ in control.processes().members)
     guard.put(ctx)
     ctx.intent(
         record=str(ctx.backup_dir),
