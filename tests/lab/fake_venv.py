@@ -18,10 +18,12 @@ FILES = {
     "sglang/__init__.py": f'__version__ = "{VERSION}"\n',
     "sglang/version.py": f'__version__ = "{VERSION}"\n',
     "sglang/launch_server.py": (
-        "import runpy\nimport sys\n\n"
+        "import sys\n\n"
         'if __name__ == "__main__":\n'
         '    sys.argv[0] = "launch_server.py"\n'
-        '    runpy.run_path("/opt/sglang/fake_sglang.py", run_name="__main__")\n'
+        '    sys.path.append("/opt/sglang")\n'
+        "    import fake_sglang\n\n"
+        "    fake_sglang.main()\n"
     ),
     "sglang/benchmark/__init__.py": "",
     "sglang/benchmark/serving.py": Path(__file__).with_name("fake_bench.py").read_text(),

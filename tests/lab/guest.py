@@ -74,10 +74,14 @@ class Guest:
         return int(usage["usage_usec"]) / 1e6
 
     def booted(self) -> bool:
-        """Whether systemd has started all that the boot asks for."""
-        if not self.pid1:
+        """Whether systemd has started all that the boot asks for; it is given some time for that."""
+        pid = self.pid1
+        if not pid or not Path(f"/proc/{pid}/root/run/systemd/private").exists():
+            return False  # nobody would answer
+        try:
+            state = self.run("systemctl is-system-running --wait", check=False, timeout=20.0).stdout.strip()
+        except subprocess.TimeoutExpired:
             return False
-        state = self.run("systemctl is-system-running", check=False).stdout.strip()
         return state in ("running", "degraded")
 
     def boot_id(self) -> str:

@@ -119,7 +119,9 @@ def make_template(root: Path, authorized_key: str) -> None:
     (etc / "pam.d/sshd").write_text(PAM_SSHD)
     _units(etc / "systemd/system")
     make_venv(root)
-    shutil.copy(HERE / "fake_sglang.py", root / FAKE_SERVER.lstrip("/"))
+    server = root / FAKE_SERVER.lstrip("/")
+    shutil.copy(HERE / "fake_sglang.py", server)
+    subprocess.run(["/usr/bin/python3", "-m", "py_compile", server], check=True)
     for model in ("target", "draft"):
         (root / "models" / model).mkdir(parents=True)
         (root / "models" / model / "config.json").write_text('{"vocab_size": 32}\n')
@@ -144,6 +146,10 @@ def _users(root: Path, authorized_key: str) -> None:
 def _units(units: Path) -> None:
     for name in MASKED:
         (units / name).symlink_to("/dev/null")
+    generators = units.parent / "system-generators"
+    generators.mkdir()
+    for program in Path("/lib/systemd/system-generators").iterdir():  # they run at each daemon-reload
+        (generators / program.name).symlink_to("/dev/null")
     (units / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
     (units / "multi-user.target.wants/ssh.service").symlink_to("/lib/systemd/system/ssh.service")
     drop_in = (

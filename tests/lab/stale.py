@@ -25,6 +25,10 @@ def stale(compiled: Path) -> bool:
     return bool(fresh != code)
 
 
-for path in sorted(Path(sys.argv[1]).rglob("__pycache__/*.pyc")):
-    if stale(path):
-        print(path)
+def everywhere(folder: str) -> list[str]:
+    """All such files of a folder."""
+    return [str(path) for path in sorted(Path(folder).rglob("__pycache__/*.pyc")) if stale(path)]
+
+
+if __name__ == "__main__":
+    print("".join(f"{path}\n" for path in everywhere(sys.argv[1])), end="")

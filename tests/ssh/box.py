@@ -50,7 +50,7 @@ class Box:
         for name, text in files.items():
             path = self.site / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text.replace("/opt/sglang/fake_sglang.py", str(FAKE)))
+            path.write_text(text.replace('"/opt/sglang"', repr(str(FAKE.parent))))
         self.work.mkdir()
         make_payload(self.work / "payload")
         (self.work / "playbooks").mkdir()

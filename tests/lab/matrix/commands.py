@@ -1,75 +1,93 @@
 """The product's command line as forks of one process that has imported it already.
 
-Each command is a process of its own, in the controller's network and in its own process group, and is
-killed as such; what is saved is the second that Python needs to import the SSH libraries.
+Each command is a process of its own, in the controller's network and in a session of its own, and is
+signalled and killed as such; what is saved is the second that Python needs to import the SSH libraries.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import json
 import os
-import signal
+import select
+import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Iterable
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from tests.lab import net
 from tests.lab.controller import Controller, Running
 from tests.lab.hosts import Host
 
 ROOT = Path(__file__).parents[3]
 
 
-def _command(
-    arguments: list[str], *, namespace: str, folder: str, sources: str, out: Connection, err: Connection
-) -> None:
-    """In the child: become the command line."""
-    os.setsid()
-    os.dup2(out.fileno(), 1)
-    os.dup2(err.fileno(), 2)
-    out.close()
-    err.close()
-    os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    from ddtree_deploy import cli
-    from ddtree_deploy.running import zipapp
-
-    if sources:  # a changed copy of onhost/, to prove that the checks see it
-        zipapp.SOURCE = Path(sources)
-    sys.argv = ["ddtree-deploy", *arguments]
-    with net.inside(namespace):
-        cli.main()
-
-
 class Forked:
     """A fork with the part of subprocess.Popen that `Running` needs."""
 
-    def __init__(self, process: Any, out: IO[str], err: IO[str]) -> None:
-        self._process, self.stdout, self.stderr = process, out, err
-        self.pid: int = process.pid
+    def __init__(self, told: socket.socket, out: IO[str], err: IO[str]) -> None:
+        self._told, self.stdout, self.stderr = told, out, err
+        self._lock = threading.Lock()
+        self._lines = told.makefile("rb", buffering=0)
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        code: int | None = self._process.exitcode
-        return code
+        return self._status(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        code = self.poll()
+        code = self._status(timeout)
         if code is None:
             raise TimeoutError(f"command {self.pid} has not ended after {timeout} s")
         return code
 
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
-_context = multiprocessing.get_context("forkserver")
+    def _status(self, timeout: float | None) -> int | None:
+        with self._lock:
+            if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
+                self.returncode = os.waitstatus_to_exitcode(int(self._lines.readline()))
+                self._lines.close()
+                self._told.close()
+            return self.returncode
+
+
+class _Server:
+    """The process that commands are forks of; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.lab.matrix.forkserver"],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                cwd=ROOT,
+                start_new_session=True,  # a Ctrl-C is for the tests
+            )
+        atexit.register(self.end)
+
+    def fork(self, request: dict[str, object], out: int, err: int, told: int) -> None:
+        with self._lock:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [out, err, told])
+
+    def end(self) -> None:
+        self._requests.close()
+        self._process.wait(60)
+
+
+_server: list[_Server] = []
 
 
 def prepare() -> None:
-    """Start the process that all commands are forks of. Needs this checkout as the current folder."""
-    os.environ["PYTHONPATH"] = str(ROOT)
-    _context.set_forkserver_preload(["tests.lab.matrix.preload"])
+    """Start the process that all commands are forks of."""
+    if not _server:
+        _server.append(_Server())
 
 
 class ForkingController(Controller):
@@ -82,24 +100,20 @@ class ForkingController(Controller):
     def start(self, command: str, *words: str, env: dict[str, str] | None = None) -> Running:
         if env:
             raise ValueError("a fork has the environment of its parent")
+        prepare()
         arguments = [command, *words, "--hosts", str(self.folder / "hosts.yaml"), "--json"]
-        out, out_child = _context.Pipe(duplex=False)
-        err, err_child = _context.Pipe(duplex=False)
-        process = _context.Process(
-            target=_command,
-            args=(arguments,),
-            kwargs={
-                "namespace": self.lab.net.controller,
-                "folder": str(self.folder),
-                "sources": str(self.sources or ""),
-                "out": out_child,
-                "err": err_child,
-            },
-        )
-        process.start()
-        out_child.close()
-        err_child.close()
-        streams = [os.fdopen(os.dup(end.fileno()), "r") for end in (out, err)]
-        out.close()
-        err.close()
-        return Running(Forked(process, *streams), ["ddtree-deploy", *arguments])  # type: ignore[arg-type]
+        request: dict[str, object] = {
+            "arguments": arguments,
+            "namespace": self.lab.net.controller,
+            "folder": str(self.folder),
+            "sources": str(self.sources or ""),
+        }
+        out, out_child = os.pipe()
+        err, err_child = os.pipe()
+        told, told_child = socket.socketpair()
+        with told_child:
+            _server[0].fork(request, out_child, err_child, told_child.fileno())
+        os.close(out_child)
+        os.close(err_child)
+        forked = Forked(told, os.fdopen(out), os.fdopen(err))
+        return Running(forked, ["ddtree-deploy", *arguments])  # type: ignore[arg-type]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,10 @@ from typing import Any
 
 from tests.lab.hosts import PATIENCE, Host, LabError, wait_for
 
-POLL_S = 0.005
+POLL_S = 0.01
+LOOK_S = 0.1  # how often the command and the runner are looked at while the journal is quiet
+IN_MODIFY = 0x2
+_libc = ctypes.CDLL("libc.so.6", use_errno=True)
 Event = dict[str, Any]
 
 
@@ -24,6 +29,7 @@ class Tail:
     def __init__(self, host: Host, run: str) -> None:
         self._host, self._run = host, run
         self._path: Path | None = None
+        self._watch = -1
         self._read = 0
         self._rest = b""
         self.events: list[Event] = []
@@ -34,6 +40,24 @@ class Tail:
             pattern = f"sites/*/runs/{self._run}/journal.jsonl"
             self._path = next(iter(self._host.path("/var/lib/ddtree-deploy").glob(pattern)), None)
         return self._path
+
+    def wait(self) -> None:
+        """Until the journal has grown, or for some moments."""
+        path = self.path()
+        if path is None:
+            time.sleep(POLL_S)
+            return
+        if self._watch < 0:
+            self._watch = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+            if _libc.inotify_add_watch(self._watch, os.fsencode(path), IN_MODIFY) < 0:
+                raise OSError(ctypes.get_errno(), f"inotify: {path}")
+            return  # it may have grown meanwhile
+        if select.select([self._watch], [], [], LOOK_S)[0]:
+            os.read(self._watch, 1 << 16)
+
+    def __del__(self) -> None:
+        if self._watch >= 0:
+            os.close(self._watch)
 
     def more(self) -> list[Event]:
         """The events that are new."""
@@ -99,7 +123,7 @@ def await_instant(
             return False
         if time.monotonic() > deadline:
             raise LabError(f"waited {timeout:.0f} s for {at}; the run said {tail.events[-3:]}")
-        time.sleep(POLL_S)
+        tail.wait()
 
 
 def runner_of(host: Host, tail: Tail) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 from tests.lab.fake_venv import VENV
 from tests.lab.hosts import Host
-from tests.lab.tree import State, difference, stale_bytecode, state
+from tests.lab.tree import State, difference, state
 
-PROBE = Path(__file__).with_name("probe.py")
-PROBE_THERE = "/opt/sglang/probe.py"
+PROBE = (Path(__file__).with_name("probe.py"), Path(__file__).parents[1] / "stale.py")
+THERE = "/opt/sglang"
 UNITS = "/etc/systemd/system"
 DROP_IN = f"{UNITS}/sglang.service.d/zzzz-ddtree-deploy.conf"
 STATE = "/var/lib/ddtree-deploy"
@@ -45,18 +45,20 @@ class Look:
 
 def place_probe(host: Host) -> None:
     """Once for a new host; later its disk may be full."""
-    host.path(PROBE_THERE).write_bytes(PROBE.read_bytes())
+    for file in PROBE:
+        host.path(f"{THERE}/{file.name}").write_bytes(file.read_bytes())
 
 
 def look(host: Host) -> Look:
     """Look at a host that is on. Nothing of the product is used or started."""
-    ran = host.run(f"exec /usr/bin/python3 -I {PROBE_THERE}")
+    ran = host.run(f"exec {VENV}/bin/python -I {THERE}/{PROBE[0].name} {VENV}")
+    inside = json.loads(ran.stdout)
     return Look(
         state(host.path(VENV)),
         _units(host),
-        stale_bytecode(host.path(VENV)),
+        inside["stale"],
         leftovers(host.path(STATE)),
-        json.loads(ran.stdout),
+        inside,
         _verified(host.path(STATE)),
     )
 

@@ -1,36 +1,33 @@
-"""probe.py, run in the host by its own Python: what only the host can say, as one line of JSON.
+"""probe.py, run in the host by its venv's Python: what only the host can say, as one line of JSON.
 
-Standard library only. The module is imported by the venv's Python as the service would, with bytecode written
-and read: a stale .pyc shows as the width of the other state.
+Standard library only. The modules are imported as the service would, with bytecode written and read: a stale
+.pyc shows as the width of the other state. Few imports: it runs twice a cell.
 """
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
+import socket
 import subprocess
-import urllib.request
+import sys
 from pathlib import Path
 
-VENV_PYTHON = "/opt/sglang/venv/bin/python"
 STATE = "/var/lib/ddtree-deploy"
 OURS = "ddtree-deploy"
-IMPORT = """
-import importlib, json
-from sglang.srt.speculative import dflash_info
-try:
-    tiny = importlib.import_module("tiny_ddtree").__version__
-except ImportError:
-    tiny = ""
-print(json.dumps([dflash_info.width(), tiny]))
-"""
 
 
 def imported():
-    done = subprocess.run(
-        [VENV_PYTHON, "-c", IMPORT], check=False, capture_output=True, text=True, cwd="/", timeout=60
-    )
-    return json.loads(done.stdout) if done.returncode == 0 else done.stderr[-300:]
+    try:
+        width = importlib.import_module("sglang.srt.speculative.dflash_info").width()
+        try:
+            tiny = importlib.import_module("tiny_ddtree").__version__
+        except ImportError:
+            tiny = ""
+    except Exception as error:
+        return repr(error)[-300:]
+    return [width, tiny]
 
 
 def service():
@@ -50,13 +47,14 @@ def service():
 
 def generates():
     body = json.dumps({"text": "one two", "sampling_params": {"max_new_tokens": 4, "temperature": 0}})
-    request = urllib.request.Request(
-        "http://127.0.0.1:30000/generate", body.encode(), {"Content-Type": "application/json"}
-    )
+    head = f"POST /generate HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as answer:
-            return bool(json.load(answer)["text"])
-    except (OSError, ValueError):
+        with socket.create_connection(("127.0.0.1", 30000), 20) as there:
+            there.sendall((head + body).encode())
+            with there.makefile("rb") as answer:
+                said = answer.read()
+        return bool(json.loads(said.partition(b"\r\n\r\n")[2])["text"])
+    except (OSError, ValueError, KeyError):
         return False
 
 
@@ -111,6 +109,10 @@ def locks():
     return [path for path in found if held(path)]
 
 
+sys.path.insert(0, str(Path(__file__).parent))
+import stale  # noqa: E402
+
+del sys.path[0]
 print(
     json.dumps(
         {
@@ -119,6 +121,7 @@ print(
             "files": files(),
             "processes": processes(),
             "locks": locks(),
+            "stale": stale.everywhere(sys.argv[1]),
         }
     )
 )
