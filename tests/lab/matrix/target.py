@@ -26,8 +26,9 @@ FAST = {
         "prompts": "prompts.jsonl",
         "tokens": 2,
         "max_new_tokens": 4,
-        "bench": {"num_prompts": 4, "concurrency": 2, "output_len": 4, "rounds": 1, "min_round": "0s"},
+        "bench": {"num_prompts": 2, "concurrency": 1, "output_len": 4, "rounds": 1, "min_round": "0s"},
     },
+    "soak": {"requests": 2, "concurrency": 1, "max_new_tokens": 4},
     "health": {"requests": 2, "need": 2, "max_new_tokens": 4, "deadline": "60s"},
 }
 _making = threading.Lock()  # the lab adds and removes one host at a time
