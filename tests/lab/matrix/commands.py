@@ -90,6 +90,25 @@ def prepare() -> None:
         _server.append(_Server())
 
 
+def fork(arguments: list[str], folder: Path, *, namespace: str = "", sources: Path | None = None) -> Forked:
+    """Start `ddtree-deploy ARGUMENTS` in `folder`, and in a network namespace if one is named."""
+    prepare()
+    request: dict[str, object] = {
+        "arguments": arguments,
+        "namespace": namespace,
+        "folder": str(folder),
+        "sources": str(sources or ""),
+    }
+    out, out_child = os.pipe()
+    err, err_child = os.pipe()
+    told, told_child = socket.socketpair()
+    with told_child:
+        _server[0].fork(request, out_child, err_child, told_child.fileno())
+    os.close(out_child)
+    os.close(err_child)
+    return Forked(told, os.fdopen(out), os.fdopen(err))
+
+
 class ForkingController(Controller):
     """A `Controller` whose commands are forks. `sources`: a folder to pack instead of `onhost/`."""
 
@@ -100,20 +119,6 @@ class ForkingController(Controller):
     def start(self, command: str, *words: str, env: dict[str, str] | None = None) -> Running:
         if env:
             raise ValueError("a fork has the environment of its parent")
-        prepare()
         arguments = [command, *words, "--hosts", str(self.folder / "hosts.yaml"), "--json"]
-        request: dict[str, object] = {
-            "arguments": arguments,
-            "namespace": self.lab.net.controller,
-            "folder": str(self.folder),
-            "sources": str(self.sources or ""),
-        }
-        out, out_child = os.pipe()
-        err, err_child = os.pipe()
-        told, told_child = socket.socketpair()
-        with told_child:
-            _server[0].fork(request, out_child, err_child, told_child.fileno())
-        os.close(out_child)
-        os.close(err_child)
-        forked = Forked(told, os.fdopen(out), os.fdopen(err))
+        forked = fork(arguments, self.folder, namespace=self.lab.net.controller, sources=self.sources)
         return Running(forked, ["ddtree-deploy", *arguments])  # type: ignore[arg-type]

@@ -79,7 +79,8 @@ def _become(
     if request["sources"]:  # a copy of onhost/, perhaps changed to prove that the checks see it
         zipapp.SOURCE = Path(str(request["sources"]))
     sys.argv = ["ddtree-deploy", *request["arguments"]]
-    net.enter_for_good(str(request["namespace"]))
+    if request["namespace"]:
+        net.enter_for_good(str(request["namespace"]))
     return entry.main
 
 
