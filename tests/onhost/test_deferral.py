@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import deferral, follow, layout, recover, releases, tree
+from ddtree_deploy.onhost import brief, deferral, follow, layout, recover, releases, tree
 from ddtree_deploy.onhost.context import StepFailed
 from ddtree_deploy.onhost.journal import read
+from ddtree_deploy.onhost.service import systemctl
 from ddtree_deploy.onhost.steps import unlock
 
 from .test_crash import WANTED, Site
@@ -80,3 +82,31 @@ def test_only_a_shutdown_before_any_undo_takes_the_verdict_from_the_gates() -> N
     assert deferral.cut_short([run, fail, down])
     assert not deferral.cut_short([run, fail, undo, down])
     assert not deferral.cut_short([run, fail])
+
+
+@pytest.mark.parametrize(
+    ("said", "down"),
+    [
+        (["running"], False),
+        (["stopping"], True),
+        (["unknown", "offline", "stopping"], True),
+        (["", "running"], False),
+    ],
+)
+def test_a_manager_that_does_not_answer_is_asked_again(
+    said: list[str], down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It executes itself anew, or is being replaced by the program that ends all processes."""
+    answers = iter(said)
+    monkeypatch.setattr(systemctl, "BOOTED", tmp_path)
+    monkeypatch.setattr(
+        brief, "call", lambda argv, **more: subprocess.CompletedProcess(argv, 1, f"{next(answers)}\n", "")
+    )
+    assert systemctl.stopping() is down
+    assert not list(answers)
+
+
+def test_without_systemd_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemctl, "BOOTED", tmp_path / "none")
+    monkeypatch.setattr(brief, "call", lambda argv, **more: pytest.fail("asked"))
+    assert not systemctl.stopping()

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from pathlib import Path
 
 from .. import brief
+
+BOOTED = Path("/run/systemd/system")  # sd_booted(3)
+ANSWER_S = 5.0
+LOOK_S = 0.1
+UNANSWERED = ("", "offline", "unknown")  # what `is-system-running` says when nobody does
 
 
 class SystemctlError(Exception):
@@ -27,12 +34,22 @@ def run(*args: str, seconds: float = 60.0) -> str:
 
 
 def stopping() -> bool:
-    """Whether the system is going down: jobs that would start something are refused from then on."""
-    try:
-        done = brief.call(["systemctl", "is-system-running"], seconds=30.0)
-    except (OSError, subprocess.TimeoutExpired):
+    """Whether the system is going down: jobs that would start something are refused from then on.
+
+    Nobody answers while PID 1 executes itself anew, which passes, and once it has become the program that
+    ends all processes, this one too: so an answer is waited for.
+    """
+    if not BOOTED.is_dir():
         return False
-    return done.stdout.strip() == "stopping"
+    end = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            state = brief.call(["systemctl", "is-system-running"], seconds=30.0).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        if state not in UNANSWERED or time.monotonic() > end:
+            return state == "stopping"
+        time.sleep(LOOK_S)
 
 
 def show(unit: str, names: list[str]) -> dict[str, str]:
