@@ -73,6 +73,9 @@ class Net:
         self.hub = f"{record.lab}b"
         for name in (self.controller, self.hub):
             self._namespace(name)
+        # This machine's table of connections is made for many; /proc/net/tcp walks all of it at each read.
+        small = "/proc/sys/net/ipv4/tcp_child_ehash_entries"
+        run(*enter(self.controller), "sh", "-c", f"if [ -e {small} ]; then echo 256 > {small}; fi")
         ip, hub, controller = "ip", ["-n", self.hub], ["-n", self.controller]
         run(ip, *controller, "link", "add", "hub", "type", "veth", "peer", "name", "ctl", "netns", self.hub)
         run(ip, *controller, "addr", "add", f"{CONTROLLER}/30", "dev", "hub")
@@ -85,15 +88,15 @@ class Net:
         run(ip, *hub, "link", "set", "br0", "up")
         run(*enter(self.hub), "sysctl", "-qw", "net.ipv4.ip_forward=1")
 
-    def _namespace(self, name: str) -> None:
+    def _namespace(self, name: str, parent: str = "") -> None:
         self._record.add("netns", name)
-        run("ip", "netns", "add", name)
+        run(*(enter(parent) if parent else []), "ip", "netns", "add", name)
         run("ip", "-n", name, "link", "set", "lo", "up")
 
     def attach(self, number: int) -> tuple[str, str]:
         """A namespace on the bridge for host `number` (1..200): its name and its address."""
         name, address = f"{self._record.lab}h{number}", f"10.99.0.{10 + number}"
-        self._namespace(name)
+        self._namespace(name, self.controller)
         port = self.port(number)
         run("ip", "-n", self.hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
         run("ip", "-n", self.hub, "link", "set", port, "master", "br0", "up")
