@@ -12,6 +12,7 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     draft_topk       logits to ranked log-probs
     vocab_shards     the same over tensor-parallel ranks: they exchange candidates, not rows
     budget_schedule  the tree's size by the number of requests
+    verify_input     the trees of a verify forward
     ddtree_info      what travels with a batch: draft input and verify input
     tree_batch       the trees of a batch on the host, padded; compiled code or reference
     tree_builder     which of them a worker uses, and the compilation for verify
@@ -24,6 +25,7 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     metrics          a line per tree and its invariants
     prometheus       what goes to /metrics
     cuda_graphs      what the target's verify graph is captured with
+    recurrent_states the states of a hybrid target, one per tree node
     self_check       random trees through the serving path, before the first request
     server_args      flags and their validation
     server_checks    what a DDTREE server refuses at start

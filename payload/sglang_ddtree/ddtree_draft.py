@@ -20,7 +20,7 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_ddtree.ddtree_info import DDTreeDraftInput
-from sglang_ddtree.draft_topk import device_topk, draft_log_probs, stable_topk
+from sglang_ddtree.draft_topk import draft_log_probs, ranked_topk
 from sglang_ddtree.release import draft_parallel_context, logits_processor_of
 from sglang_ddtree.server_args import DDTreeConfig, ddtree_config
 from sglang_ddtree.vocab_shards import shard_topk, vocab_shard
@@ -200,5 +200,4 @@ class DDTreeDraftWorker(DFlashWorkerV2):
         k = min(topk, vocab_size)
         if self._vocab_shard is not None:
             return shard_topk(logits, self._vocab_shard, k)
-        topk_of = stable_topk if logits.device.type == "cpu" else device_topk
-        return topk_of(draft_log_probs(logits, vocab_size), k)
+        return ranked_topk(draft_log_probs(logits, vocab_size), k)

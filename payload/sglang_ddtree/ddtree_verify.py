@@ -10,7 +10,7 @@ from sglang.srt.speculative.spec_utils import (
     move_accept_tokens_to_target_kvcache,
 )
 
-from sglang_ddtree.ddtree_walk import AcceptedPaths
+from sglang_ddtree.kernels.walk import AcceptedPaths
 
 
 def commit_accepted_paths(

@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sglang_ddtree.kernels.walk import walk_trees
+from sglang_ddtree.kernels.walk import AcceptedPaths, walk_trees
 from sglang_ddtree.spec_tree import verify_tree_greedy_func
+from sglang_ddtree.verify_input import TreeVerifyInput
 
 
-@dataclass(frozen=True)
-class AcceptedPaths:
-    """What verify accepted, for ``bs`` requests and paths of at most ``P`` nodes (root included).
-
-    Attributes:
-        accept_index: ``[bs, P]`` int32, batch-wide node indices from the root on, ``-1`` past the path.
-        num_correct_drafts: ``[bs]`` int32, accepted nodes without the root.
-        commit_lens: ``[bs]`` int32, tokens to commit: accepted drafts and the bonus.
-        tokens: ``[bs, P]`` int64, accepted drafts then the bonus, 0 past them.
-        bonus_tokens: ``[bs]`` int64.
-        following_tokens: ``[bs * N]`` int32, at an accepted node the token that follows it, else 0.
-    """
-
-    accept_index: torch.Tensor
-    num_correct_drafts: torch.Tensor
-    commit_lens: torch.Tensor
-    tokens: torch.Tensor
-    bonus_tokens: torch.Tensor
-    following_tokens: torch.Tensor
-
-
-def walk_tree(verify_input: Any, choices: torch.Tensor, max_nodes: int) -> AcceptedPaths:
+def walk_tree(verify_input: TreeVerifyInput, choices: torch.Tensor, max_nodes: int) -> AcceptedPaths:
     """Walk each tree while the target's choice at a node is one of its children.
 
     Trees on the device are walked by our kernel, in one launch; others by SGLang's greedy tree-verify kernel.
     Neither asks how a choice was made, so they serve draws from the target's distribution as well as argmax.
 
     Args:
-        verify_input: the trees, ``N`` nodes each, as the DDTreeVerifyInput of either line.
+        verify_input: the trees, ``N`` nodes each.
         choices: ``[bs, N]`` int64, the target's own token at every node.
         max_nodes: ``P``, nodes on the longest possible path.
     """
-    parents = getattr(verify_input, "parents", None)  # which the V1 line has not
-    if parents is not None:
-        return AcceptedPaths(*walk_trees(parents, verify_input.draft_token, choices, max_nodes))
+    if verify_input.parents is not None:
+        return walk_trees(verify_input.parents, verify_input.draft_token, choices, max_nodes)
     bs, nodes = choices.shape
     device = choices.device
     predict = torch.zeros(bs * nodes, dtype=torch.int32, device=device)

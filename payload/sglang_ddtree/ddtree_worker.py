@@ -14,17 +14,14 @@ step, for ``bs`` requests, ``B`` the draft's block size and ``N = budget + 1`` (
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
@@ -37,14 +34,17 @@ from sglang_ddtree.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput
 from sglang_ddtree.ddtree_mask import tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
 from sglang_ddtree.ddtree_verify import commit_accepted_paths
-from sglang_ddtree.ddtree_walk import AcceptedPaths, walk_tree
+from sglang_ddtree.ddtree_walk import walk_tree
 from sglang_ddtree.kernels.build import DeviceTrees
+from sglang_ddtree.kernels.walk import AcceptedPaths
 from sglang_ddtree.metrics import Stopwatch, TreeMetrics
+from sglang_ddtree.recurrent_states import log_states
+from sglang_ddtree.release import keeps_recurrent_states
 from sglang_ddtree.self_check import check_verify_path
 from sglang_ddtree.tree_batch import DDTreeBatch
 from sglang_ddtree.tree_builder import TreeBuilder
 from sglang_ddtree.versions import check_sglang_version
-from sglang_ddtree.vocab_shards import shard_argmax
+from sglang_ddtree.vocab_shards import gathered_logits, logits_left_in_shards, shard_argmax
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class DDTreeWorker(DDTreeDraftWorker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.verify_ran_in_graph = False
         self._builder = TreeBuilder(self.device, self.block_size - 1, self.tree_shapes())
-        self._is_hybrid = mambaish_config(self.model_runner.model_config) is not None
+        self._is_hybrid = keeps_recurrent_states(self.model_runner)
         self.metrics = TreeMetrics.of_server(self.ddtree, self.device)
         logger.info(
             "DDTREE: budget=%d%s topk_cap=%d draft block=%d, trees on the %s",
@@ -83,7 +83,7 @@ class DDTreeWorker(DDTreeDraftWorker):
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         super().alloc_memory_pool(*args, **kwargs)
         if self._is_hybrid:
-            _log_state_memory(self.model_runner.req_to_token_pool, self.max_nodes)
+            log_states(self.model_runner.req_to_token_pool, self.max_nodes, self.model_runner.dtype)
 
     def _validate_phase1_sampling_support(self, batch: ScheduleBatch) -> None:
         """DFLASH warns here of a greedy fallback; DDTREE samples on every device."""
@@ -96,6 +96,39 @@ class DDTreeWorker(DDTreeDraftWorker):
         result = self.model_runner.prewarm_sampling()
         check_verify_path(self)
         return result
+
+    def prefill_logits(self, batch: ScheduleBatch) -> torch.Tensor:
+        """The target's logits after each request of a prefill batch, ``[bs, V]``; for the self-check."""
+        runner = self.model_runner
+        forward_batch = ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
+        return self._gathered_logits(runner.forward(forward_batch).logits_output.next_token_logits)
+
+    def verify_candidates(
+        self,
+        batch: ScheduleBatch,
+        root_tokens: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_logps: torch.Tensor,
+        budget: int,
+    ) -> tuple[DDTreeBatch | DeviceTrees, torch.Tensor]:
+        """A decode step up to the target's logits, on given candidates; for the self-check.
+
+        Args:
+            batch: just prefilled.
+            root_tokens: ``[bs]`` int64.
+            topk_ids, topk_logps: ``[bs, B - 1, k]`` int64 and float32, in place of the draft's.
+
+        Returns:
+            The trees, and logits ``[bs * (budget + 1), V]``.
+        """
+        batch.spec_info = self._make_next_draft_input_decode(
+            bonus_tokens=root_tokens, new_seq_lens=batch.seq_lens
+        )
+        batch.prepare_for_decode()
+        window = self._plan_window(batch, budget + 1)
+        trees = self._grow_trees(topk_ids, topk_logps, budget)
+        verify_input = self._build_ddtree_verify_input(batch, root_tokens, trees, window)
+        return trees, self._verify(batch, verify_input, window).next_token_logits
 
     def forward_batch_generation(
         self,
@@ -126,7 +159,11 @@ class DDTreeWorker(DDTreeDraftWorker):
         with Stopwatch() as building:
             trees = self._grow_trees(topk_ids, topk_logps, shape.budget)
         verify_input = self._build_ddtree_verify_input(batch, bonus_tokens, trees, window)
-        with self._logits_left_in_shards(_only_the_best_counts(batch)), self.metrics.on_device() as verifying:
+        shards_do = self._vocab_shard is not None and _only_the_best_counts(batch)
+        with (
+            logits_left_in_shards(self._target_processor(), shards_do),
+            self.metrics.on_device() as verifying,
+        ):
             logits_output = self._verify(batch, verify_input, window)
         logits = self._adjusted_logits(batch, verify_input, logits_output.next_token_logits)
         if _is_all_greedy(batch):
@@ -181,27 +218,10 @@ class DDTreeWorker(DDTreeDraftWorker):
             max_depth=self.block_size - 1,
         )
 
-    @contextmanager
-    def _logits_left_in_shards(self, enough: bool) -> Iterator[None]:
-        """Within, an eager target forward does not gather its logits over the ranks, where that is enough.
-
-        A graph does what it did when it was captured; whoever reads the logits goes by their width.
-        """
-        processor = getattr(self, "_target_logits_processor", None)  # from 0.5.23 on
-        if not enough or self._vocab_shard is None or processor is None:
-            yield
-            return
-        gather = processor.do_tensor_parallel_all_gather
-        processor.do_tensor_parallel_all_gather = False
-        try:
-            yield
-        finally:
-            processor.do_tensor_parallel_all_gather = gather
-
     def _verify(self, batch: ScheduleBatch, verify_input: DDTreeVerifyInput, window: Window) -> Any:
         """Run the target over the trees. Logits ``[bs * N, V]`` and aux hidden states ``[bs * N, H']``.
 
-        Within :meth:`_logits_left_in_shards` the logits may be the rank's shard, ``[bs * N, V / ranks]``.
+        Within ``logits_left_in_shards`` the logits may be the rank's shard, ``[bs * N, V / ranks]``.
         """
         batch.out_cache_loc = window.target_slots.reshape(-1)
         seq_lens_cpu, seq_lens_sum = batch.seq_lens_cpu, batch.seq_lens_sum
@@ -215,19 +235,14 @@ class DDTreeWorker(DDTreeDraftWorker):
         ).logits_output
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify got no aux hidden states from the target")
-        logits_output.next_token_logits = self.gathered_logits(logits_output.next_token_logits)
+        logits_output.next_token_logits = self._gathered_logits(logits_output.next_token_logits)
         return logits_output
 
-    def gathered_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits over the whole vocabulary; within :meth:`_logits_left_in_shards`, as they are."""
-        processor = getattr(self, "_target_logits_processor", None)  # from 0.5.23 on
-        if (
-            processor is not None
-            and processor.do_tensor_parallel_all_gather
-            and processor.is_deferred_shard(logits)
-        ):
-            return processor.finish_deferred_gather(logits)
-        return logits
+    def _gathered_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return gathered_logits(self._target_processor(), logits)
+
+    def _target_processor(self) -> Any:
+        return getattr(self, "_target_logits_processor", None)  # from 0.5.23 on
 
     def _adjusted_logits(
         self, batch: ScheduleBatch, verify_input: DDTreeVerifyInput, logits: torch.Tensor
@@ -327,18 +342,4 @@ def _only_the_best_counts(batch: ScheduleBatch) -> bool:
         _is_all_greedy(batch)
         and not batch.return_logprob
         and getattr(batch.sampling_info, "logit_bias", None) is None
-    )
-
-
-def _log_state_memory(req_to_token_pool: Any, nodes: int) -> None:
-    """What the budget costs on a hybrid target: a recurrent state for every node that a request may have."""
-    cache = req_to_token_pool.get_speculative_mamba2_params_all_layers()
-    states = [cache.intermediate_ssm, *cache.intermediate_conv_window]
-    size = sum(state.untyped_storage().nbytes() for state in states if state is not None)
-    requests = next(state.shape[1] for state in states if state is not None)
-    logger.info(
-        "DDTREE on a hybrid target: the states of tree nodes take %.1f MiB (%d requests of %d nodes)",
-        size / 2**20,
-        requests,
-        nodes,
     )

@@ -125,14 +125,12 @@ def install(hooks: Iterable[Hook]) -> None:
     assert_in_place(hooks)
 
 
-def install_resolution_hook() -> None:
-    """Let DDTREE's argument checks run before SGLang's; not on 0.5.13, which has ``validate_server_args``."""
+def install_resolution_hook(function: Callable[..., None]) -> None:
+    """Let ``function`` run around SGLang's argument checks; 0.5.13 has ``validate_server_args`` for that."""
     from sglang.srt.arg_groups import resolution_hooks
 
-    from sglang_ddtree.spec_algorithm import resolve_speculative_decoding
-
-    if resolve_speculative_decoding not in resolution_hooks._HOOKS.get(RESOLUTION_STEP, ()):
-        resolution_hooks.register_resolution_hook(RESOLUTION_STEP)(resolve_speculative_decoding)
+    if function not in resolution_hooks._HOOKS.get(RESOLUTION_STEP, ()):
+        resolution_hooks.register_resolution_hook(RESOLUTION_STEP)(function)
 
 
 def assert_in_place(hooks: Iterable[Hook] = (*LAUNCH_HOOKS, *WORKER_HOOKS)) -> None:

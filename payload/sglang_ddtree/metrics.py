@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from sglang_ddtree.ddtree_utils import ROOT, DDTree, follow_verified_tree, summarize_ddtree
-from sglang_ddtree.ddtree_walk import AcceptedPaths, describe
+from sglang_ddtree.ddtree_walk import describe
 from sglang_ddtree.kernels.build import DeviceTrees
+from sglang_ddtree.kernels.walk import AcceptedPaths
 from sglang_ddtree.prometheus import TreeExporter
 from sglang_ddtree.server_args import DDTreeConfig
 from sglang_ddtree.tree_batch import DDTreeBatch

@@ -46,7 +46,7 @@ def register() -> None:
     else:
         from sglang_ddtree import spec_algorithm
 
-        hooks.install_resolution_hook()
+        hooks.install_resolution_hook(spec_algorithm.resolve_speculative_decoding)
     spec_algorithm.register_algorithm()
     _registered = True
 

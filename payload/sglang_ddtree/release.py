@@ -24,7 +24,6 @@ V2_MODULES = (
     "ddtree_info",
     "ddtree_verify",
     "ddtree_worker",
-    "self_check",
     "spec_algorithm",
     "tree_builder",
 )
@@ -42,6 +41,15 @@ def draft_parallel_context(worker: Any) -> AbstractContextManager[Any]:
     if hasattr(worker, "draft_parallel_layout"):  # 0.5.23
         return draft_tp_context(worker.draft_parallel_layout)
     return draft_tp_context(worker.draft_owns_attention)
+
+
+def keeps_recurrent_states(runner: Any) -> bool:
+    """Whether the target of this model runner is a hybrid (Mamba, linear attention)."""
+    if is_v1():
+        return runner.mambaish_config is not None
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    return mambaish_config(runner.model_config) is not None
 
 
 def logits_processor_of(model: Any) -> Any:

@@ -13,27 +13,26 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from math import isfinite
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_ddtree.budget_schedule import TreeShape
+from sglang_ddtree.recurrent_states import state_dtypes
+from sglang_ddtree.release import is_v1, keeps_recurrent_states
 
 logger = logging.getLogger(__name__)
 
-# Of the root mean square of a node's centred logits. Measured in float32 on tiny models: rounding 1e-6, a
-# wrong mask 1.4. The other types are estimates.
+# Of the root mean square of a node's centred logits, by the roughest type that the target computes in or
+# keeps recurrent states in. docs/payload.md has the figures behind these.
 TOLERANCE = {torch.float32: 0.01, torch.float16: 0.05, torch.bfloat16: 0.1}
-RECURRENT_TOLERANCE = 0.1  # a prefill runs the recurrence in chunks, verify step by step: other roundings
-# Rounding may send a token to another expert, which changes one node's logits a lot: so many may be off.
-# That this happened on the tiny hybrid (1 node of 34 at 0.36) is a guess, and the allowance could hide a real
-# fault there: hybrid targets stay behind their unsafe flag.
-STRAYS_OF_ROUTED_MODELS = 1 / 8
+# In half precision, recurrences and routers that pick among experts make much of a little rounding at some
+# nodes, and at those below them: so many of all nodes may be off.
+STRAYS = 1 / 8
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names in model configurations
 PREFIX_LENS = (5, 12)  # two requests of different lengths, where the server runs two
 NODES_PER_REQUEST = 64  # larger trees are checked at so many nodes, evenly spread
@@ -64,19 +63,23 @@ class Verdict(NamedTuple):
 
     Attributes:
         worst: the largest difference, relative to the size of the node's logits; strays left out.
-        where: at which node.
+        worst_stray: the largest of all.
+        where: at which node the worst is.
         contrast: how far apart nodes are that differ in their ancestors alone; None if there are none.
         tolerance: of the model's dtype.
     """
 
     worst: float
+    worst_stray: float
     where: str
     contrast: float | None
     tolerance: float
 
     @property
     def problem(self) -> str | None:
-        if not self.worst <= self.tolerance:  # a NaN, too
+        if not isfinite(self.worst_stray):
+            return f"a node's logits are no numbers ({self.where} or a worse one)"
+        if self.worst > self.tolerance:
             return (
                 f"a node's logits differ from those of its path alone by {self.worst:.4g} of their size "
                 f"({self.where}); {self.tolerance:g} is allowed"
@@ -90,7 +93,11 @@ class Verdict(NamedTuple):
 
 
 def check_verify_path(worker: Any) -> None:
-    """Run the check on a :class:`~sglang_ddtree.ddtree_worker.DDTreeWorker` whose pools are still empty.
+    """Run the check on a worker whose pools are still empty.
+
+    Args:
+        worker: a ``DDTreeWorker`` of either line; asked for its ``tree_shapes``, ``verify_candidates``,
+            ``prefill_logits`` and ``verify_ran_in_graph``.
 
     Raises:
         SelfCheckError: the server must not start.
@@ -101,16 +108,12 @@ def check_verify_path(worker: Any) -> None:
 
 def _check_shape(worker: Any, shape: TreeShape) -> None:
     start = time.perf_counter()
-    dtype = worker.model_runner.dtype
     with torch.no_grad():
-        logits = _run(worker, shape)
-    tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
-    if mambaish_config(worker.model_runner.model_config) is not None:
-        tolerance = max(tolerance, RECURRENT_TOLERANCE)
-    is_routed = has_routed_experts(worker.model_runner.model_config.hf_text_config)
-    strays = int(len(logits.names) * STRAYS_OF_ROUTED_MODELS) if is_routed else 0
-    verdict = judge(logits, tolerance, strays)
-    left_out = f" but for {strays} (experts are routed)" if strays else ""
+        logits = node_logits(worker, shape)
+    dtype = roughest_dtype(worker.model_runner)
+    strays = strays_allowed(len(logits.names), worker.model_runner)
+    verdict = judge(logits, tolerance_of(dtype), strays)
+    left_out = f" but for {strays} (the largest of all {verdict.worst_stray:.4g})" if strays else ""
     figures = (
         f"{len(logits.names)} nodes, largest difference {verdict.worst:.4g} ({verdict.where}){left_out}, "
         f"tolerance {verdict.tolerance:g} for {dtype}, contrast "
@@ -118,10 +121,9 @@ def _check_shape(worker: Any, shape: TreeShape) -> None:
     )
     path = "CUDA graph" if worker.verify_ran_in_graph else "eager"
     path = f"{type(worker.model_runner.attn_backend).__name__}, {path}, budget {shape.budget}"
-    # Narrower trees than the graphs' run eagerly when serving, too.
-    expects_graph = (
-        worker.model_runner.decode_cuda_graph_runner is not None and shape.budget + 1 == worker.max_nodes
-    )
+    # Narrower trees than the graphs' run eagerly when serving, too.  The V1 line refuses graphs.
+    graphs = getattr(worker.model_runner, "decode_cuda_graph_runner", None)
+    expects_graph = graphs is not None and shape.budget + 1 == worker.max_nodes
     if expects_graph and not worker.verify_ran_in_graph:
         raise SelfCheckError(
             "DDTREE's self-check cannot vouch for the CUDA graphs that were captured: its verify ran "
@@ -132,32 +134,62 @@ def _check_shape(worker: Any, shape: TreeShape) -> None:
     logger.info("DDTREE self-check passed in %.2f s. %s: %s", time.perf_counter() - start, path, figures)
 
 
-def has_routed_experts(config: Any) -> bool:
-    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERT_COUNTS)
+def tolerance_of(dtype: torch.dtype) -> float:
+    return TOLERANCE.get(dtype, max(TOLERANCE.values()))
+
+
+def roughest_dtype(runner: Any) -> torch.dtype:
+    """Of what the target computes in and, where it is a hybrid, keeps its recurrent states in."""
+    dtypes = {runner.dtype}
+    if keeps_recurrent_states(runner):
+        dtypes |= state_dtypes(runner.req_to_token_pool)
+    return max(dtypes, key=tolerance_of)
+
+
+def strays_allowed(nodes: int, runner: Any) -> int:
+    """How many of ``nodes`` may differ by more than the tolerance; in float32 none, it rounds too finely."""
+    if roughest_dtype(runner) == torch.float32:
+        return 0
+    amplifies = keeps_recurrent_states(runner) or picks_experts(runner.model_config.hf_text_config)
+    return int(nodes * STRAYS) if amplifies else 0
+
+
+def picks_experts(config: Any) -> bool:
+    """Whether a router picks some of a layer's experts: where all are active, it only weighs them."""
+    experts = max(getattr(config, name, None) or 0 for name in _EXPERT_COUNTS)
+    return experts > (getattr(config, "num_experts_per_tok", None) or 1)
 
 
 def judge(logits: NodeLogits, tolerance: float, strays: int = 0) -> Verdict:
     """Compare the logits, the ``strays`` worst nodes left out; see :class:`Verdict`."""
-    differences = _distance(logits.served, logits.alone)
+    differences = relative_distance(logits.served, logits.alone)
     differences = torch.where(differences.isnan(), torch.inf, differences)
-    at = int(differences.argsort(descending=True)[strays])
+    falling = differences.argsort(descending=True)
+    at = int(falling[strays])
     contrast = None
     for row, kin in enumerate(logits.kin):
         alike = [other for other in range(row) if logits.kin[other] == kin]
         if alike:
-            apart = float(_distance(logits.alone[alike], logits.alone[row : row + 1]).max())
+            apart = float(relative_distance(logits.alone[alike], logits.alone[row : row + 1]).max())
             contrast = apart if contrast is None else max(contrast, apart)
-    return Verdict(float(differences[at]), logits.names[at], contrast, tolerance)
+    return Verdict(
+        worst=float(differences[at]),
+        worst_stray=float(differences[falling[0]]),
+        where=logits.names[at],
+        contrast=contrast,
+        tolerance=tolerance,
+    )
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+def relative_distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """Root mean square of the difference over that of the centred logits, per row."""
     size = (theirs - theirs.mean(-1, keepdim=True)).norm(dim=-1)
     return (ours - theirs).norm(dim=-1) / size
 
 
-def _run(worker: Any, shape: TreeShape) -> NodeLogits:
-    generator = torch.Generator().manual_seed(0)
+def node_logits(worker: Any, shape: TreeShape, seed: int = 0) -> NodeLogits:
+    """Random trees of one shape by the serving path, and each root path of theirs alone."""
+    generator = torch.Generator().manual_seed(seed)
     vocab = int(worker.model_runner.model_config.vocab_size)
     requests = min(len(PREFIX_LENS), int(worker.model_runner.max_running_requests))
     prefixes = [
@@ -167,15 +199,14 @@ def _run(worker: Any, shape: TreeShape) -> NodeLogits:
     ids, logps = random_candidates(generator, requests, worker.block_size - 1, min(shape.topk, vocab), vocab)
 
     batch, _ = _prefill(worker, prefixes)
-    batch.spec_info = worker._make_next_draft_input_decode(
-        bonus_tokens=roots.to(worker.device), new_seq_lens=batch.seq_lens
+    trees, logits = worker.verify_candidates(
+        batch,
+        roots.to(worker.device),
+        ids.to(worker.device),
+        logps.to(worker.device),
+        shape.budget,
     )
-    batch.prepare_for_decode()
-    window = worker._plan_window(batch, shape.budget + 1)
-    trees = worker._grow_trees(ids.to(worker.device), logps.to(worker.device), shape.budget)
-    verify_input = worker._build_ddtree_verify_input(batch, roots.to(worker.device), trees, window)
-    served = worker._verify(batch, verify_input, window).next_token_logits
-    served = served.float().view(requests, shape.budget + 1, -1)[..., :vocab].cpu()
+    served = logits.float().view(requests, shape.budget + 1, -1)[..., :vocab].cpu()
     _forget(worker)
 
     names, kin, rows, sequences = [], [], [], []
@@ -242,9 +273,7 @@ def _prefill(worker: Any, sequences: list[list[int]]) -> tuple[ScheduleBatch, to
     if batch.input_ids is None:
         batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
         batch.prefill_input_ids_cpu = None
-    forward_batch = ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
-    logits = runner.forward(forward_batch).logits_output.next_token_logits
-    return batch, worker.gathered_logits(logits)
+    return batch, worker.prefill_logits(batch)
 
 
 def _request(index: int, tokens: list[int]) -> Req:
@@ -256,7 +285,11 @@ def _request(index: int, tokens: list[int]) -> Req:
     )
     request.full_untruncated_fill_ids = request.origin_input_ids
     request.logprob_start_len = -1
-    request.extend_end = len(tokens)
+    if is_v1():
+        request.fill_len = len(tokens)
+        request.set_extend_input_len(len(tokens))
+    else:
+        request.extend_end = len(tokens)
     return request
 
 
@@ -267,7 +300,10 @@ def _forget(worker: Any) -> None:
 
 
 class _NoCache(SimpleNamespace):
-    """What allocation asks of a prefix cache: there is none yet."""
+    """What allocation asks of a prefix cache: there is none yet, and nothing in it to evict."""
+
+    def is_chunk_cache(self) -> bool:
+        return True
 
     def supports_swa(self) -> bool:
         return False

@@ -53,8 +53,7 @@ REFUSALS = (
     ),
     Refusal(
         lambda cfg: is_v1() and _on_accelerator(cfg) and not decode_graphs_disabled(cfg),
-        "CUDA graphs for decode are not verified with DDTREE on this SGLang, whose worker has no self-check; "
-        "add --disable-cuda-graph",
+        "CUDA graphs for decode are not supported with DDTREE on SGLang 0.5.13; add --disable-cuda-graph",
         needs_resolution=True,
     ),
     Refusal(_chosen("enable_torch_compile", False), "--enable-torch-compile is not supported with DDTREE"),

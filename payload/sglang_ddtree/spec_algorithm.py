@@ -8,6 +8,7 @@ from sglang.srt.arg_groups.overrides import attention_backends_of, resolving_vie
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_ddtree import hooks
 from sglang_ddtree.server_args import ALGORITHM, is_ddtree, validate_flags
 from sglang_ddtree.server_checks import check_server_args, check_target_model
 from sglang_ddtree.spec_registry import add_predicate, write_widths
@@ -73,9 +74,7 @@ def register_algorithm() -> None:
 
     @SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DDTreeAlgorithm)
     def create_ddtree_worker(_server_args: Any) -> type:
-        from sglang_ddtree.hooks import WORKER_HOOKS, install
-
-        install(WORKER_HOOKS)
+        hooks.install(hooks.WORKER_HOOKS)  # before the worker's module binds what they wrap
         from sglang_ddtree.ddtree_worker import DDTreeWorker
 
         return DDTreeWorker

@@ -7,11 +7,13 @@ and walk it alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-from sglang_ddtree.draft_topk import stable_topk
+from sglang_ddtree.draft_topk import ranked_topk
 
 
 class VocabShard(NamedTuple):
@@ -43,7 +45,7 @@ def vocab_shard(lm_head: Any, tp_group: Any) -> VocabShard | None:
 
 
 def shard_topk(logits: torch.Tensor, shard: VocabShard, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``stable_topk(draft_log_probs(logits), k)`` of the whole rows, of which each rank has its columns.
+    """``ranked_topk(draft_log_probs(logits), k)`` of the whole rows, of which each rank has its columns.
 
     Args:
         logits: ``[R, >= shard.width]`` float32.
@@ -53,7 +55,8 @@ def shard_topk(logits: torch.Tensor, shard: VocabShard, k: int) -> tuple[torch.T
         Log-probs float32 and token ids int64, both ``[R, k]``, the same on every rank.
     """
     logits = logits[:, : shard.width]
-    values, ids = stable_topk(logits, min(k, shard.width))
+    # A row with a NaN is ranked anyhow, but its mass below, a NaN, leaves it without candidates.
+    values, ids = ranked_topk(logits, min(k, shard.width))
     mass = torch.logsumexp(logits, dim=-1)  # NaN, +inf and -inf say what the row holds
     certain = (logits == torch.inf).sum(-1).to(logits.dtype)
     rows, own = values.shape
@@ -72,7 +75,7 @@ def merge_topk(
 
     Args:
         values, ids: ``[T, R, k]`` logits and token ids of ``T`` shards in rising order of ids, each sorted
-            as by ``stable_topk``.
+            as by ``ranked_topk``.
         mass: ``[T, R]`` log-sum-exp of each shard's row.
         certain: ``[T, R]`` number of ``+inf`` logits in it.
 
@@ -106,6 +109,37 @@ def shard_argmax(logits: torch.Tensor, shard: VocabShard) -> torch.Tensor:
     best, column = logits[:, : shard.width].max(-1)
     best, ids = gather_ranks(best, shard.group), gather_ranks(column + shard.start, shard.group)
     return ids.gather(0, best.argmax(0, keepdim=True)).squeeze(0)
+
+
+@contextmanager
+def logits_left_in_shards(processor: Any, enough: bool) -> Iterator[None]:
+    """Within, an eager target forward does not gather its logits over the ranks, where that is ``enough``.
+
+    A graph does what it did when it was captured; whoever reads the logits goes by their width.
+
+    Args:
+        processor: the target's logits processor; None where the release lets nobody in.
+    """
+    if not enough or processor is None:
+        yield
+        return
+    gather = processor.do_tensor_parallel_all_gather
+    processor.do_tensor_parallel_all_gather = False
+    try:
+        yield
+    finally:
+        processor.do_tensor_parallel_all_gather = gather
+
+
+def gathered_logits(processor: Any, logits: torch.Tensor) -> torch.Tensor:
+    """``[R, V]`` logits over the whole vocabulary; within :func:`logits_left_in_shards`, as they are."""
+    if (
+        processor is not None
+        and processor.do_tensor_parallel_all_gather
+        and processor.is_deferred_shard(logits)
+    ):
+        return processor.finish_deferred_gather(logits)
+    return logits
 
 
 def gather_ranks(rows: torch.Tensor, group: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent / "in_sglang_venv"
 APART = "test_checks.py"
 # They need Triton's interpreter, which is chosen when Triton is imported.
 INTERPRETED = sorted(file.name for file in HERE.glob("test_kernels*.py"))
-NEWER_LINE = "test_self_check.py"  # of the V2 worker
+NEWER_LINE = "test_cuda_graphs.py"  # of the V2 worker
 V1_WORKER = "lib/python3*/site-packages/sglang/srt/speculative/dflash_worker.py"
 OTHERS = sorted(file.name for file in HERE.glob("test_*.py") if file.name not in (APART, *INTERPRETED))
 

@@ -11,8 +11,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "payload" / "sglang_ddtree"
 # Checked against 0.5.13, 0.5.22 and 0.5.23.
 IN_EVERY_RELEASE = {
     "sglang.srt.layers.logits_processor": {"LogitsProcessorOutput"},
+    "sglang.srt.managers.schedule_batch": {"Req", "ScheduleBatch"},
     "sglang.srt.plugins.hook_registry": {"HookRegistry", "HookType"},
     "sglang.srt.sampling.sampling_batch_info": {"SamplingBatchInfo"},
+    "sglang.srt.sampling.sampling_params": {"SamplingParams"},
+    "sglang.srt.speculative.dflash_info": {"DFlashVerifyInput"},
     "sglang.srt.speculative.spec_info": {"SpecInputType", "SpeculativeAlgorithm"},
     "sglang.srt.speculative.spec_registry": {"CustomSpecAlgo"},
 }

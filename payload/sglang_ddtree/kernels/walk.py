@@ -11,8 +11,17 @@ import triton.language as tl
 from sglang_ddtree.kernels import rows_per_program
 
 
-class WalkedPaths(NamedTuple):
-    """What ``bs`` walks of at most ``P`` nodes accepted, as ``ddtree_verify.AcceptedPaths`` describes it."""
+class AcceptedPaths(NamedTuple):
+    """What verify accepted, for ``bs`` requests and paths of at most ``P`` nodes (root included).
+
+    Attributes:
+        accept_index: ``[bs, P]`` int32, batch-wide node indices from the root on, ``-1`` past the path.
+        num_correct_drafts: ``[bs]`` int32, accepted nodes without the root.
+        commit_lens: ``[bs]`` int32, tokens to commit: accepted drafts and the bonus.
+        tokens: ``[bs, P]`` int64, accepted drafts then the bonus, 0 past them.
+        bonus_tokens: ``[bs]`` int64.
+        following_tokens: ``[bs * N]`` int32, at an accepted node the token that follows it, else 0.
+    """
 
     accept_index: torch.Tensor
     num_correct_drafts: torch.Tensor
@@ -24,7 +33,7 @@ class WalkedPaths(NamedTuple):
 
 def walk_trees(
     parents: torch.Tensor, draft_token: torch.Tensor, choices: torch.Tensor, max_nodes: int
-) -> WalkedPaths:
+) -> AcceptedPaths:
     """Walk each tree from its root while the target's choice at a node is one of its children.
 
     The walk does not ask how a choice was made: with the target's argmax it is the greedy walk, with a draw
@@ -41,7 +50,7 @@ def walk_trees(
     batch, nodes = choices.shape
     device = choices.device
     counts = torch.empty((2, batch), dtype=torch.int32, device=device)
-    paths = WalkedPaths(
+    paths = AcceptedPaths(
         accept_index=torch.full((batch, max_nodes), -1, dtype=torch.int32, device=device),
         num_correct_drafts=counts[0],
         commit_lens=counts[1],

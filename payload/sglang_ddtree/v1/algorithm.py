@@ -7,6 +7,7 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_ddtree import hooks
 from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
 from sglang_ddtree.server_args import ALGORITHM, ddtree_config, validate_flags
 from sglang_ddtree.server_checks import check_server_args
@@ -70,9 +71,7 @@ def register_algorithm() -> None:
         spec_class=DDTreeAlgorithm,
     )
     def create_ddtree_worker(_server_args: Any) -> type:
-        from sglang_ddtree.hooks import WORKER_HOOKS, install
-
-        install(WORKER_HOOKS)
+        hooks.install(hooks.WORKER_HOOKS)  # before the worker's module binds what they wrap
         from sglang_ddtree.v1.worker import DDTreeWorker
 
         return DDTreeWorker

@@ -13,7 +13,7 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 
-from sglang_ddtree.ddtree_walk import AcceptedPaths
+from sglang_ddtree.kernels.walk import AcceptedPaths
 
 
 def append_accepted_tokens(reqs: list[Any], paths: AcceptedPaths) -> list[int]:

@@ -1,38 +1,7 @@
-"""The tree of one verify, on SGLang 0.5.13. The draft state between steps is DFLASH's own."""
+"""What travels with a DDTREE batch on SGLang 0.5.13: the state between steps is DFLASH's own."""
 
-from __future__ import annotations
+from sglang.srt.speculative.dflash_info import DFlashDraftInput as DDTreeDraftInput
 
-from dataclasses import dataclass
+from sglang_ddtree.verify_input import TreeVerifyInput as DDTreeVerifyInput
 
-import torch
-from sglang.srt.speculative.dflash_info import DFlashDraftInput, DFlashVerifyInput
-from sglang.srt.speculative.spec_info import SpecInputType
-
-from sglang_ddtree.spec_input_type import add_spec_input_type
-
-DDTREE_VERIFY: SpecInputType = add_spec_input_type("DDTREE_VERIFY")
-
-DDTreeDraftInput = DFlashDraftInput
-
-
-@dataclass
-class DDTreeVerifyInput(DFlashVerifyInput):
-    """One TARGET_VERIFY forward over ``bs`` padded trees of ``draft_token_num`` nodes each.
-
-    Attributes, beyond :class:`DFlashVerifyInput` (``draft_token`` and ``positions`` are ``[bs * N]`` int64,
-    ``custom_mask`` a flat bool allow-mask in the layout of the target's attention backend):
-        retrieve_index: ``[bs, N]`` int64, batch-wide node index, ``-1`` for padding.
-        retrieve_next_token: ``[bs, N]`` int64, first child within the request, ``-1`` for none.
-        retrieve_next_sibling: ``[bs, N]`` int64, next sibling within the request, ``-1`` for none.
-    """
-
-    retrieve_index: torch.Tensor | None = None
-    retrieve_next_token: torch.Tensor | None = None
-    retrieve_next_sibling: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.spec_input_type = DDTREE_VERIFY
-
-    def is_verify_input(self) -> bool:
-        return True
+__all__ = ["DDTreeDraftInput", "DDTreeVerifyInput"]

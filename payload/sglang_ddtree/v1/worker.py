@@ -22,13 +22,16 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 
 from sglang_ddtree import hooks
+from sglang_ddtree.budget_schedule import TreeShape
 from sglang_ddtree.ddtree_mask import flatten_tree_mask, tree_mask_layout
 from sglang_ddtree.ddtree_sampling import draw_at_nodes
-from sglang_ddtree.ddtree_walk import AcceptedPaths, walk_tree
-from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
+from sglang_ddtree.ddtree_walk import walk_tree
+from sglang_ddtree.draft_topk import draft_log_probs, ranked_topk
+from sglang_ddtree.kernels.walk import AcceptedPaths
 from sglang_ddtree.metrics import Stopwatch, TreeMetrics
 from sglang_ddtree.prometheus import TreeExporter
-from sglang_ddtree.release import logits_processor_of
+from sglang_ddtree.release import keeps_recurrent_states, logits_processor_of
+from sglang_ddtree.self_check import check_verify_path
 from sglang_ddtree.server_args import ddtree_config
 from sglang_ddtree.tree_batch import DDTreeBatch, MaskWorkspace, build_ddtree_batch
 from sglang_ddtree.v1 import commit
@@ -45,7 +48,10 @@ class DDTreeWorker(DFlashWorker):
         UnsupportedSGLangError, HookError: another SGLang, or a hook not in place.
         UnsupportedAttentionBackendError: the target's backend takes no tree mask.
         ValueError: a target that DDTREE does not support.
+        SelfCheckError: the verify path computes something else than each tree path alone.
     """
+
+    verify_ran_in_graph = False  # graphs are refused on this line
 
     def __init__(self, server_args: ServerArgs, **placement: Any):
         check_sglang_version()
@@ -67,7 +73,7 @@ class DDTreeWorker(DFlashWorker):
             tp_group=get_tp_group(),
             device=torch.device(self.device),
         )
-        if self.model_runner.mambaish_config is not None:
+        if keeps_recurrent_states(self.model_runner):
             raise ValueError("hybrid (Mamba / linear attention) targets are not supported on SGLang 0.5.13")
         weight = getattr(getattr(self.model_runner.model, "lm_head", None), "weight", None)
         if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
@@ -78,6 +84,7 @@ class DDTreeWorker(DFlashWorker):
             self.ddtree.topk_cap,
             self.block_size,
         )
+        check_verify_path(self)
 
     def forward_batch_generation(self, batch: ScheduleBatch, **kwargs: Any) -> GenerationBatchResult:
         """One step of ``batch``: DFLASH's prefill, or a DDTREE decode step.
@@ -92,9 +99,7 @@ class DDTreeWorker(DFlashWorker):
 
         topk_logps, topk_ids = self._draft(batch, draft_input.bonus_tokens)
         with Stopwatch() as building:
-            trees = build_ddtree_batch(
-                topk_ids.cpu().numpy(), topk_logps.cpu().numpy(), self.ddtree.budget, self._mask_workspace
-            )
+            trees = self._grow_trees(topk_ids, topk_logps, self.ddtree.budget)
         verify_input = self._build_ddtree_verify_input(batch, draft_input.bonus_tokens, trees)
         with self.metrics.on_device() as verifying:
             logits_output = self._verify(batch, verify_input, **kwargs)
@@ -115,14 +120,48 @@ class DDTreeWorker(DFlashWorker):
             )
         return self._commit(batch, draft_input, paths, logits_output)
 
+    def tree_shapes(self) -> list[TreeShape]:
+        """Every shape that a step's trees can have: one."""
+        return [TreeShape(self.ddtree.budget, min(self.ddtree.topk_cap, self.ddtree.budget))]
+
+    def prefill_logits(self, batch: ScheduleBatch) -> torch.Tensor:
+        """The target's logits after each request of a prefill batch, ``[bs, V]``; for the self-check."""
+        forward_batch = ForwardBatch.init_new(batch, self.model_runner)
+        return self.model_runner.forward(forward_batch).logits_output.next_token_logits
+
+    def verify_candidates(
+        self,
+        batch: ScheduleBatch,
+        root_tokens: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_logps: torch.Tensor,
+        budget: int,
+    ) -> tuple[DDTreeBatch, torch.Tensor]:
+        """A decode step up to the target's logits, on given candidates; for the self-check.
+
+        Args:
+            batch: just prefilled.
+            root_tokens: ``[bs]`` int64.
+            topk_ids, topk_logps: ``[bs, B - 1, k]`` int64 and float32, in place of the draft's.
+
+        Returns:
+            The trees, and logits ``[bs * N, V]``.
+        """
+        trees = self._grow_trees(topk_ids, topk_logps, budget)
+        verify_input = self._build_ddtree_verify_input(batch, root_tokens, trees)
+        return trees, self._verify(batch, verify_input).next_token_logits
+
+    def _grow_trees(self, topk_ids: torch.Tensor, topk_logps: torch.Tensor, budget: int) -> DDTreeBatch:
+        """One tree per request from ``[bs, L, k]`` candidates, on the host."""
+        ids, logps = (one.contiguous().cpu().numpy() for one in (topk_ids, topk_logps))
+        return build_ddtree_batch(ids, logps, budget, self._mask_workspace)
+
     def _compile_builder(self) -> None:
         """Build one tree of the shape to be served, so that no request waits for the compiler."""
-        width = min(self.ddtree.topk_cap, self.ddtree.budget)
+        budget, width = self.tree_shapes()[0]
         logps = -torch.arange(1, width + 1, dtype=torch.float32).expand(1, self.block_size - 1, width)
         ids = torch.arange(width).expand(1, self.block_size - 1, width)
-        build_ddtree_batch(
-            ids.contiguous().numpy(), logps.contiguous().numpy(), self.ddtree.budget, self._mask_workspace
-        )
+        self._grow_trees(ids, logps, budget)
 
     def _draft(self, batch: ScheduleBatch, bonus_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the draft block. Returns log-probs float32 and ids int64, both ``[bs, B - 1, k]``."""
@@ -182,7 +221,7 @@ class DDTreeWorker(DFlashWorker):
         if cap := getattr(processor, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
         logps = draft_log_probs(logits, int(self.model_runner.model_config.vocab_size))
-        return stable_topk(logps, min(self.ddtree.topk_cap, self.ddtree.budget, logps.shape[-1]))
+        return ranked_topk(logps, min(self.ddtree.topk_cap, self.ddtree.budget, logps.shape[-1]))
 
     def _build_ddtree_verify_input(
         self, batch: ScheduleBatch, bonus_tokens: torch.Tensor, trees: DDTreeBatch

@@ -2,8 +2,8 @@
 
 ``DDTREE_CONTROLS`` names a JSON file that is read at every step, so that one server serves all cases:
 ``{"oracle": [[token, ...], ...], "break": "mask" | "positions" | "move" | null}``. With ``"break": "topk"``
-already at the start, a hybrid target's backend is told of chains, and the self-check, which would refuse to
-start, is left out. Each greedy verify logs ``controls: N columns``.
+already at the start, a hybrid target's backend is told of chains, and the self-check's refusal is logged, no
+more, so that what it would have prevented can be seen. Each greedy verify logs ``controls: N columns``.
 """
 
 import json
@@ -89,9 +89,16 @@ def controlled(worker_class):
             return super()._build_ddtree_verify_input(batch, bonus_tokens, trees, *window)
 
         def prewarm_sampling(self):
-            if settings()["break"] == "topk":  # what would be served, were it not for the self-check
-                return self.model_runner.prewarm_sampling()
-            return super().prewarm_sampling()
+            if settings()["break"] != "topk":
+                return super().prewarm_sampling()
+            from sglang_ddtree.self_check import SelfCheckError
+
+            try:
+                super().prewarm_sampling()
+            except SelfCheckError as refusal:
+                logger.info("controls: started all the same: %s", refusal)
+                self.model_runner.req_to_token_pool.clear()
+                self.model_runner.token_to_kv_pool_allocator.clear()
 
         def _greedy_tree_paths(self, verify_input, logits):
             logger.info("controls: %d columns", logits.shape[-1])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sglang_ddtree.ddtree_walk import AcceptedPaths
+from sglang_ddtree.kernels.walk import AcceptedPaths
 from sglang_ddtree.metrics import Stopwatch, TreeMetrics
 from sglang_ddtree.prometheus import TreeExporter
 from sglang_ddtree.tree_batch import build_ddtree_batch

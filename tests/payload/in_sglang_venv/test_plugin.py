@@ -174,6 +174,21 @@ def test_options_that_ddtree_does_not_support_are_refused_at_start(arguments):
         resolved_arguments([*DDTREE, *arguments])
 
 
+@newer_line_only
+def test_a_hybrid_target_is_refused_without_the_unsafe_flag_and_with_a_schedule(tmp_path):
+    from transformers import Qwen3NextConfig
+
+    Qwen3NextConfig(num_hidden_layers=4, architectures=["Qwen3NextForCausalLM"]).save_pretrained(tmp_path)
+    hybrid = [*DDTREE, "--model-path", str(tmp_path), "--disable-radix-cache"]
+    with pytest.raises(ValueError, match="without --speculative-ddtree-allow-hybrid-unsafe"):
+        resolved_arguments(hybrid)
+    unsafe = [*hybrid, "--speculative-ddtree-allow-hybrid-unsafe"]
+    _, resolved = resolved_arguments(unsafe)
+    assert resolved["speculative_eagle_topk"] > 1, "backends of hybrids read the tree links only then"
+    with pytest.raises(ValueError, match="schedule is not supported with hybrid"):
+        resolved_arguments([*unsafe, *SCHEDULE])
+
+
 def test_simulated_acceptance_is_refused(monkeypatch):
     monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
     with pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"):

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang_ddtree.draft_topk import draft_log_probs, stable_topk
+from sglang_ddtree import vocab_shards
+from sglang_ddtree.draft_topk import device_topk, draft_log_probs, stable_topk
 from sglang_ddtree.vocab_shards import VocabShard, shard_argmax, shard_topk, vocab_shard
 
 NAN, INF = float("nan"), float("inf")
@@ -63,6 +64,13 @@ def hash_of(kind):
     return sum(kind.encode())
 
 
+@pytest.fixture(params=[stable_topk, device_topk], ids=["CPU", "accelerator"])
+def own_topk(request, monkeypatch):
+    """How each rank ranks its own columns."""
+    monkeypatch.setattr(vocab_shards, "ranked_topk", request.param)
+
+
+@pytest.mark.usefixtures("own_topk")
 @pytest.mark.parametrize("kind", ["plain", "ties", "odd"])
 @pytest.mark.parametrize(("ranks", "width"), [(2, 35), (4, 20), (8, 9)])
 @pytest.mark.parametrize("k", [1, 8, 16, 50])
