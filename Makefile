@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench rtt race clean
+.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt race clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -47,6 +47,10 @@ lab: setup             ## tests on real systemd hosts in network namespaces; nee
 payload-bench: setup   ## microseconds per tree: the plain reference against the fast CPU path, same outputs
 	$(BIN)/ddtree-deploy sandbox up
 	.sandbox/home/venv/bin/python benchmarks/payload_bench.py
+
+gate-proof: setup      ## real SGLang, ten times: a slowed server fails `benchmark`, verify steps tell tree from chain; 20 min
+	$(BIN)/ddtree-deploy sandbox up
+	$(BIN)/python -m benchmarks.gate_proof
 
 rtt: setup             ## round trips and CPU of a rollout through a WAN, beside one hand-written tar over ssh; root
 	$(BIN)/python -m benchmarks.rtt

@@ -4,6 +4,8 @@ rollout: locked, detached, journalled, recorded."""
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -74,11 +76,12 @@ def record_golden(
     done = run(inventory, target, book, make, json_lines)
     for host, outcome in zip(chosen, done.outcomes, strict=False):
         if outcome.exit_code == 0:
-            _keep(inventory, host, outcome, output)
+            print(_keep(inventory, host, outcome, output, json_lines))
     return done.exit_code
 
 
-def _keep(inventory: Inventory, host: Host, outcome: Outcome, output: Path | None) -> None:
+def _keep(inventory: Inventory, host: Host, outcome: Outcome, output: Path | None, json_lines: bool) -> str:
+    """Write the golden file. Returns the line that says so: for people, or an event."""
     path = output or golden_path(inventory, host)
     result = outcome.results.get("baseline")
     if not result:
@@ -92,9 +95,15 @@ def _keep(inventory: Inventory, host: Host, outcome: Outcome, output: Path | Non
     recorded = datetime.now(timezone.utc).isoformat(timespec="seconds")
     data = golden.of_baseline(host.name, recorded, result)
     golden.write(data, path)
+    if json_lines:
+        told = {key: data[key] for key in ("epsilon", "tie_share", "identity")}
+        event = {"e": "golden", "t": time.time(), "host": host.name, "run": outcome.run, "file": str(path)}
+        return json.dumps(
+            {**event, "prompts": len(data["texts"]), "refused": data["sample"]["refused"], **told}
+        )
     who = ", ".join(f"{k} {v}" for k, v in data["identity"].items() if v)
     logs = "without log-probs: ties cannot be told" if data["sample"]["refused"] else "with log-probs"
-    print(f"{path}: {len(data['texts'])} prompts {logs}; epsilon {data['epsilon']:.2g}; {who}")
+    return f"{path}: {len(data['texts'])} prompts {logs}; epsilon {data['epsilon']:.2g}; {who}"
 
 
 def calibrate(

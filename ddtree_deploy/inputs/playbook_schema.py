@@ -175,6 +175,19 @@ class Soak(StepModel):
         }
 
 
+class Unlock(StepModel):
+    settle: Annotated[Duration, Field(le=600)] = 10.0  # the last look comes no earlier after the start
+
+    @model_validator(mode="after")
+    def _time(self) -> Unlock:
+        if self.timeout is not None and self.timeout <= self.settle:
+            raise ValueError(f"timeout ({self.timeout:g} s) is not longer than settle ({self.settle:g} s)")
+        return self
+
+    def wire(self) -> dict[str, Any]:
+        return {"settle_s": self.settle}
+
+
 class Run(StepModel):
     name: str
     command: list[str]
@@ -231,7 +244,7 @@ KINDS: dict[str, type[StepModel]] = {
     "acceptance": Acceptance,
     "benchmark": Benchmark,
     "soak": Soak,
-    "unlock": StepModel,
+    "unlock": Unlock,
     "run": Run,
 }
 
@@ -251,7 +264,7 @@ TIMEOUTS: dict[str, float] = {
     "acceptance": 3600,
     "benchmark": 1800,
     "soak": 3600,
-    "unlock": 60,
+    "unlock": 900,
     "run": 600,
 }
 

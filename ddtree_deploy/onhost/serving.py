@@ -74,6 +74,10 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
             raise StepFailed(f"the service was restarted by somebody: process {started['pid']} is {now} now")
         return
     if control.active():
+        now = control.footprint().main
+        if ctx.served and now != ctx.served:
+            raise StepFailed(f"the service was restarted meanwhile: process {ctx.served} is {now} now")
+        ctx.served = now
         return
     if ctx.plan.action not in ("rollout", "rollback"):
         raise StepFailed("the service is down")
@@ -85,6 +89,16 @@ def lives(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
     if result_of(ctx, "start"):
         return control.alive()
     return control.active(), "it does not run any more"  # somebody else started it: how it ended is theirs
+
+
+def settled(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
+    """The same after a lost connection: a process closes its connections a moment before it is gone."""
+    for _ in range(10):
+        runs, how = lives(ctx, control)
+        if not runs:
+            break
+        ctx.pause(0.2)
+    return runs, how
 
 
 def call(ctx: Context, function: Callable[[], T]) -> T:

@@ -106,6 +106,24 @@ def histogram(before: Sequence[float], after: Sequence[float]) -> str:
     return _svg(chart, "Number of requests by accept length, before and after")
 
 
+def memory(lines: dict[str, Sequence[float]], requests: int) -> str:
+    """Memory over a soak, MiB against requests done; samples under zero are unknown. Empty without any."""
+    known = {name: [v for v in values if v >= 0] for name, values in lines.items()}
+    known = {name: values for name, values in known.items() if len(values) > 1}
+    if not known:
+        return ""
+    chart = _chart(pygal.XY, "memory", dots_size=2, margin_right=18, x_title="requests done", y_title="MiB")
+    top = max(max(values) for values in known.values()) * 1.15
+    chart.range, chart.xrange = (0, top), (0, requests)
+    chart.y_labels, chart.x_labels = ticks(0, top), ticks(0, requests)
+    chart.x_value_formatter = lambda x: f"{x:.0f}"
+    chart.value_formatter = lambda y: f"{y:,.0f}"
+    for name, values in known.items():
+        step = requests / (len(values) - 1)
+        chart.add(name, [(round(i * step, 1), round(v, 1)) for i, v in enumerate(values)])
+    return _svg(chart, "Memory of the service over the soak")
+
+
 SWEEP = (
     ("output_tokens_per_s", "tokens/s", 1),
     ("accept_length", "accept length", 3),

@@ -32,6 +32,7 @@ _ROWS = (
     ("tokens/s", "output_tokens_per_s", 1, True),
     ("TTFT, ms", "ttft_ms", 1, False),
     ("TPOT, ms", "tpot_ms", 2, False),
+    ("ITL, ms", "itl_ms", 2, False),
     ("verify steps per token", "steps_per_token", 3, False),
     ("accept length", "accept_length", 3, True),
 )
@@ -56,6 +57,10 @@ def render(bundle: dict[str, Any]) -> str:
         figures=figures(measured),
         plots=plots(measured),
         sweep=sweep(bundle["steps"]),
+        loads=loads(measured),
+        told=told(bundle["steps"]),
+        compared=compared(measured["acceptance"]),
+        soak=soak(bundle["steps"]),
         details={s["name"]: flat(s["figures"]) for s in bundle["steps"]},
         embedded=embedded(bundle),
         version=metadata.version("ddtree-deploy"),
@@ -111,6 +116,48 @@ def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def loads(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows {concurrency, before, after} of the concurrencies that were reported beside the judged one."""
+    sides = {name: (measured[name] or {}).get("also") or [] for name in ("before", "after")}
+    rows: dict[int, dict[str, Any]] = {}
+    for name, found in sides.items():
+        for one in found:
+            rows.setdefault(one["concurrency"], {"before": None, "after": None})[name] = one
+    return [{"concurrency": c, **row} for c, row in sorted(rows.items())]
+
+
+def told(steps: list[dict[str, Any]]) -> str:
+    """Who was compared with whom, token for token; empty where no gate did."""
+    found: dict[str, Any] = next((s["figures"] for s in steps if s["kind"] == "tokens" and s["figures"]), {})
+    if not found.get("reference"):
+        return ""
+    return f"{found.get('speculative') or 'no speculation'} against {found['reference']}"
+
+
+def compared(acceptance: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Rows {what, value, expected, against, change, tolerance, verdict} of the acceptance gate."""
+    rows = []
+    for one in (acceptance or {}).get("judged") or []:
+        if "judged" in one:  # against a file: its own figures
+            rows += compared(one)
+        elif "value" in one:
+            change = f"{one['value'] / one['expected'] - 1:+.1%}" if one["expected"] else ""
+            rows.append({**one, "change": change})
+        else:
+            rows.append({"what": one["reason"], "value": None, "verdict": one["verdict"]})
+    return rows
+
+
+def soak(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """{requests, concurrency, seconds, plot} of the soak's figures; None where there was none."""
+    found = next((s["figures"] for s in steps if s["kind"] == "soak" and s["figures"]), None)
+    if found is None:
+        return None
+    lines = {"processes": found.get("memory_mib") or [], "GPUs": found.get("gpu_mib") or []}
+    kept = {key: found[key] for key in ("requests", "concurrency", "seconds")}
+    return {**kept, "plot": Markup(charts.memory(lines, found["requests"]))}
 
 
 def bars(steps: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -29,7 +29,7 @@ def measurements(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def side(sample: dict[str, Any] | None, bench: dict[str, Any] | None) -> dict[str, Any] | None:
-    """One side: {algorithm, steps_per_token, accept_length, accept_lengths, rounds, figures}.
+    """One side: {algorithm, steps_per_token, accept_length, accept_lengths, rounds, figures, also}.
 
     accept_lengths: tokens per verify step of each request. rounds: [{tokens_per_s, seconds, completed,
     requested, ttft_ms, tpot_ms}].
@@ -46,6 +46,7 @@ def side(sample: dict[str, Any] | None, bench: dict[str, Any] | None) -> dict[st
         "accept_lengths": _accept_lengths(sample),
         "rounds": [_round(r, requested) for r in rounds],
         "figures": bench.get("figures") or {},
+        "also": bench.get("also") or [],
     }
 
 

@@ -23,6 +23,7 @@ Moods:
   fewer_tokens              this many tokens less than asked
   no_tokens                 200 with an empty output
   fail_every                every so many-th request is answered with status 500
+  fail_matching             a prompt in which this pattern is found is answered with status 500
   token_s                   seconds per verify step
   accept                    tokens per verify step (default: 1, DFLASH 2, DDTREE 3)
   refuse_logprobs           status 400 for return_logprob, as DDTREE does
@@ -41,6 +42,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -215,6 +217,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply({"error": {"message": "fake failure"}}, 500)
         prompt = body.get("text", body.get("input_ids"))
         prompts = prompt if isinstance(prompt, list) and isinstance(prompt[0], str) else [prompt]
+        if fake.mood("fail_matching") and re.search(str(fake.mood("fail_matching")), str(prompts[0])):
+            return self.reply({"error": {"message": "fake failure"}}, 500)
         params = body.get("sampling_params") or {}
         asked = int(params.get("max_new_tokens", 16))
         if body.get("return_logprob") and fake.mood("refuse_logprobs"):

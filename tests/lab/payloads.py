@@ -59,7 +59,7 @@ PLAYBOOK: dict[str, Any] = {
         # The fake server's speed is the machine's: completeness is judged, speed is not.
         {"benchmark": {"min_ratio": None}},
         {"soak": {"requests": 8, "concurrency": 2, "max_new_tokens": 4}},
-        "unlock",
+        {"unlock": {"settle": "0s"}},
     ],
 }
 

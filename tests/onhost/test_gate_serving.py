@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed, StepSkipped
 from ddtree_deploy.onhost.protocol import StepSpec
 from ddtree_deploy.onhost.service.ready import Progress
+from ddtree_deploy.onhost.steps import unlock
 
-from .serving_support import Lab, do, journal_text, lab_at, launch, of, until
+from .serving_support import Lab, do, journal_text, lab_at, launch, of, port_open, until
 
 
 @pytest.fixture
@@ -164,6 +167,57 @@ def test_case_17_a_service_that_died_after_its_start_fails_health(lab: Lab) -> N
     assert "the service is down: it ended with exit status 1" in failed(ctx, "health").reason
 
 
+SETTLE = StepSpec("unlock", "unlock", 120, {"settle_s": 60})
+
+
+def test_case_17_a_crash_after_5_s_fails_a_playbook_that_has_passed_every_gate_by_then(lab: Lab) -> None:
+    ctx = started(lab, "health", SETTLE, flags=("--fake", '{"crash_after_s": 5}'))
+    assert do(ctx, "health") == "3 of 3 prompts were answered with tokens"
+    assert "the service is down: it ended with exit status 1" in failed(ctx, "unlock").reason
+    assert '"e":"commit"' not in journal_text(ctx).replace(": ", ":")
+
+
+@pytest.mark.parametrize(
+    ("mood", "words"),
+    [
+        ({"hung": True}, "does not generate any more"),
+        ({"no_tokens": True}, "does not generate any more: no tokens came back"),
+        ({"crash_after_requests": 1}, "the service is down: it ended with exit status 1"),
+    ],
+)
+def test_the_last_look_asks_for_tokens(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, mood: dict[str, Any], words: str
+) -> None:
+    """It may have passed every gate and hang now; what died of the last prompt is called dead."""
+    monkeypatch.setattr(unlock, "PROBE_S", 3.0)
+    ctx = started(lab, "health", "unlock")
+    do(ctx, "health")
+    lab.mood(**mood)
+    assert words in failed(ctx, "unlock").reason
+
+
+def test_the_last_look_sees_a_service_that_somebody_restarted(lab: Lab) -> None:
+    ctx = started(lab, "unlock")
+    pid = ctx.results["start"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not of(ctx).active(), "it is gone")
+    of(ctx).start(ctx)
+    until(lambda: port_open(lab.port), "it is back")
+    assert f"the service was restarted by somebody: process {pid} is" in failed(ctx, "unlock").reason
+
+
+def test_a_verify_whose_service_was_restarted_meanwhile_is_no_pass(lab: Lab) -> None:
+    first = lab.start_by_hand()
+    ctx = lab.context(lab.service("adopted"), "health", "unlock", action="verify")
+    do(ctx, "health")
+    first.kill()
+    first.wait()
+    until(lambda: not of(ctx).active(), "it is gone")
+    second = lab.start_by_hand()
+    reason = failed(ctx, "unlock").reason
+    assert reason == f"the service was restarted meanwhile: process {first.pid} is {second.pid} now"
+
+
 def test_a_service_that_died_after_the_last_gate_is_not_recorded_as_the_release(lab: Lab) -> None:
     ctx = started(lab, "unlock", flags=("--fake", '{"crash_after_s": 1.5}'))
     until(lambda: not of(ctx).active(), "it crashes")
@@ -272,9 +326,6 @@ def test_a_server_that_dies_in_the_soak_fails_it(lab: Lab) -> None:
 
 
 def test_a_rank_that_died_while_the_server_stays_up_fails_the_soak(lab: Lab) -> None:
-    import os
-    import signal
-
     ctx = started(lab, SOAK)
     footprint = of(ctx).footprint()
     (child,) = [pid for pid, _ in footprint.members if pid != footprint.main]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_deploy.onhost import protocol
-from ddtree_deploy.onhost.agreement import Continuation, judge_tokens
+from ddtree_deploy.onhost.agreement import Continuation, judge_acceptance, judge_tokens, worst_of
 from ddtree_deploy.onhost.protocol import Launch, Plan, Service, StepSpec, Target, to_dict
 from ddtree_deploy.onhost.speed_gate import Measurements, Round, judge
 from ddtree_deploy.onhost.stats import RestartSpread
@@ -30,6 +30,7 @@ STEPS = (
     ("start", 184.0, "ready after 184 s; a prompt of our own made tokens"),
     ("health", 0.8, "3 of 3 prompts were answered with tokens"),
     ("tokens", 6.4, ""),
+    ("acceptance", 0.4, ""),
     ("benchmark", 68.0, ""),
     ("soak", 41.0, "200 of 200 requests, none hung"),
     ("unlock", 0.01, "released"),
@@ -148,7 +149,19 @@ class Sample:
                 "output_tokens_per_s": self.tokens / middle,
                 "ttft_ms": 40 * middle / 6,
                 "tpot_ms": 8 * middle / 6,
+                "itl_ms": 7.6 * middle / 6,
             },
+            "also": [
+                {
+                    "concurrency": c,
+                    "completed": 300,
+                    "output_tokens_per_s": self.tokens / middle * factor,
+                    "ttft_ms": 40 * middle / 6 * factor,
+                    "tpot_ms": 8 * middle / 6 * factor,
+                    "itl_ms": 7.6 * middle / 6 * factor,
+                }
+                for c, factor in ((1, 0.4), (16, 2.2))
+            ],
         }
 
     def judged(self) -> list[Round]:
@@ -249,8 +262,41 @@ def _result(kind: str, name: str, before: Sample, after: Sample) -> tuple[dict[s
             for side in (before.outputs, outputs)
         )
         told = judge_tokens(reference, candidate, epsilon=1e-4)
-        data = {"sample": {**after.sample, "outputs": outputs}, "agreement": told.figures}
+        data = {
+            "sample": {**after.sample, "outputs": outputs},
+            "speculative": "DDTREE",
+            "reference": "the old service",
+            "agreement": told.figures,
+        }
         return data, told.reason, told.verdict
+    if name == "acceptance":
+        judged = worst_of(
+            [
+                judge_acceptance(
+                    after.sample[key],
+                    before.sample[key],
+                    1e-9,
+                    what=what,
+                    against="DFLASH of the old service",
+                    higher_is_better=better,
+                )
+                for key, what, better in (
+                    ("steps_per_token", "verify steps per token", False),
+                    ("accept_length", "accept length", True),
+                )
+            ]
+        )
+        return {"sample": after.sample, "acceptance": judged.figures}, judged.reason, judged.verdict
+    if name == "soak":
+        memory = [18_000 + 400 * (1 - math.exp(-i / 3)) for i in range(41)]
+        data = {
+            "requests": 200,
+            "concurrency": 4,
+            "seconds": 41.0,
+            "memory_mib": memory,
+            "gpu_mib": [131_072] * 41,
+        }
+        return data, "", ""
     if name == "benchmark":
         spread = RestartSpread(0.09, 7) if kind == "noisy" else RestartSpread(0.007, 8)
         loop = [0.2 * math.exp(before.rng.gauss(0, 0.004)) for _ in range(8)]

@@ -121,6 +121,14 @@ def test_each_mood_is_failed_by_the_gate_for_it(
     serving.moods()
 
 
+def test_golden_record_tells_a_script_where_the_file_is(serving: Box) -> None:
+    recorded = serving.run("golden", "record", "box", "-o", "kept.json")
+    assert recorded.code == 0, recorded
+    told = recorded.events[-1]
+    assert (told["e"], told["host"], told["file"], told["refused"]) == ("golden", "box", "kept.json", "")
+    assert json.loads((serving.work / "kept.json").read_text())["epsilon"] == told["epsilon"]
+
+
 def _get(box: Box, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{box.port}{path}", timeout=30) as answer:
         return str(answer.read().decode())

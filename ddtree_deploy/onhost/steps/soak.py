@@ -91,7 +91,7 @@ class _Watch:
                 fault = future.result()
                 if fault:
                     text = f"request {todo[future]} of {self.requests}: {fault}"
-                    runs, how = _settled(self.ctx, self.control)
+                    runs, how = serving.settled(self.ctx, self.control)
                     raise StepFailed(
                         with_log(self.control, text if runs else f"{text}; the service is down: {how}")
                     )
@@ -108,16 +108,6 @@ class _Watch:
         now = self._gpu.used(time.monotonic())
         if now >= 0:
             self.gpu.append(now)
-
-
-def _settled(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
-    """Whether it lives; a process closes its connections a moment before it is gone."""
-    for _ in range(10):
-        runs, how = serving.lives(ctx, control)
-        if not runs:
-            break
-        ctx.pause(0.2)
-    return runs, how
 
 
 def _same_processes(ctx: Context, control: ServiceControl, before: frozenset[tuple[int, int]]) -> None:

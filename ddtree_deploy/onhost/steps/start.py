@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .. import serving
@@ -31,6 +32,7 @@ def do(ctx: Context) -> str:
     footprint = control.footprint()
     ctx.result(
         started=True,
+        ready=round(time.time(), 3),
         pid=footprint.main,
         members=sorted(list(key) for key in footprint.members),
         ports=sorted(footprint.ports),

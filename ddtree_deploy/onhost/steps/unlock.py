@@ -1,17 +1,65 @@
-"""Decide: every gate has passed. Record the release and tidy up; the lock goes with the runner."""
+"""Decide: every gate has passed. A last look at the service, then record the release and tidy up; the lock
+goes with the runner."""
 
 from __future__ import annotations
 
-from .. import commit, serving
+import time
+
+from .. import commit, serving, verdict
 from ..context import Context, StepFailed
+from ..http import HttpError, generate
+from ..service import ServiceControl
+from ..service.ready import with_log
+
+PROBE_S = 60.0
+ASKED = 4
+_LOOK_S = 1.0
 
 
 def do(ctx: Context) -> str:
-    if serving.result_of(ctx, "start"):  # a service that died since the last gate must not become the release
-        serving.require_serving(ctx, serving.control_of(ctx))
+    seen = _last_look(ctx)
     ctx.check()
     try:
         commit.forward(ctx)
     except commit.NotCommitted as error:
         raise StepFailed(str(error)) from None
-    return f"recorded as {ctx.plan.run}" if commit.changes_host(ctx.plan) else "nothing to record"
+    said = f"recorded as {ctx.plan.run}" if commit.changes_host(ctx.plan) else "nothing to record"
+    return f"{said}; {seen}" if seen else said
+
+
+def _last_look(ctx: Context) -> str:
+    """The service is still the one that the gates saw, and it generates; not before `settle_s` after its
+    start, because one that dies after some seconds has passed every gate by then. Returns what was seen.
+    """
+    started = serving.result_of(ctx, "start")
+    if not started and ctx.plan.action != "verify":
+        return ""
+    control = serving.control_of(ctx)
+    serving.require_serving(ctx, control)
+    # The wall clock may have been set since: never longer than `settle_s`.
+    settle = float(ctx.option("settle_s", 0.0)) if started else 0.0
+    left = min(settle, settle - (time.time() - float(started.get("ready", 0.0))))
+    if left > 0:
+        ctx.progress(f"the last look at the service comes in {left:.0f} s")
+    until = time.monotonic() + left
+    while (left := until - time.monotonic()) > 0:
+        ctx.pause(min(left, _LOOK_S))
+        serving.require_serving(ctx, control)
+    _require_tokens(ctx, control)
+    serving.require_serving(ctx, control)
+    return "the service still generates, in the same process"
+
+
+def _require_tokens(ctx: Context, control: ServiceControl) -> None:
+    prompt = f"ddtree-deploy {ctx.plan.run} looks once more:"
+    seconds = min(PROBE_S, ctx.remaining())
+    try:
+        made = serving.call(ctx, lambda: generate(control.endpoint, prompt, ASKED, seconds=seconds))
+    except HttpError as e:
+        fault = str(e)
+    else:
+        fault = verdict.answer(made.tokens, made.completion_tokens, made.finish, ASKED, exact=False)
+    if fault:
+        runs, how = serving.settled(ctx, control)
+        told = f"the service does not generate any more: {fault}" if runs else f"the service is down: {how}"
+        raise StepFailed(with_log(control, told))

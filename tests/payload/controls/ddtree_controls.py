@@ -1,14 +1,18 @@
 """A test plugin: an oracle draft, ways to break verify that must show in the output, and a look inside.
 
 ``DDTREE_CONTROLS`` names a JSON file that is read at every step, so that one server serves all cases:
-``{"oracle": [[token, ...], ...], "break": "mask" | "positions" | "move" | null}``. With ``"break": "topk"``
-already at the start, a hybrid target's backend is told of chains, and the self-check's refusal is logged, no
-more, so that what it would have prevented can be seen. Each greedy verify logs ``controls: N columns``.
+``{"oracle": [[token, ...], ...], "break": "mask" | "positions" | "move" | "trust" | null, "slow": FACTOR}``.
+``trust`` takes the draft's word: each node's first child is accepted, whatever the target says, so that the
+answers are wrong and come fast. ``slow`` (default: 1) makes each step take so many times as long. With
+``"break": "topk"`` already at the start, a hybrid target's backend is told of chains, and the self-check's
+refusal is logged, no more, so that what it would have prevented can be seen. Each greedy verify logs
+``controls: N columns``.
 """
 
 import json
 import logging
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +76,15 @@ def settings():
 
 
 def controlled(worker_class):
+    from sglang_ddtree.ddtree_walk import walk_tree
+
     class ControlledWorker(worker_class):
+        def forward_batch_generation(self, *args, **kwargs):
+            began = time.perf_counter()
+            result = super().forward_batch_generation(*args, **kwargs)
+            time.sleep((time.perf_counter() - began) * (settings().get("slow", 1) - 1))
+            return result
+
         def _draft(self, batch, *args):
             logps, ids = super()._draft(batch, *args)
             if oracle := settings()["oracle"]:
@@ -102,9 +114,20 @@ def controlled(worker_class):
 
         def _greedy_tree_paths(self, verify_input, logits):
             logger.info("controls: %d columns", logits.shape[-1])
-            return super()._greedy_tree_paths(verify_input, logits)
+            choices, paths = super()._greedy_tree_paths(verify_input, logits)
+            if settings()["break"] == "trust":
+                choices = first_children(verify_input, choices)
+                paths = walk_tree(verify_input, choices, max_nodes=self.block_size)
+            return choices, paths
 
     return ControlledWorker
+
+
+def first_children(verify_input, choices):
+    """At each node its first child's token, the draft's favourite; at a leaf the target's choice."""
+    child = verify_input.retrieve_next_token
+    tokens = verify_input.draft_token.view_as(choices).gather(1, child.clamp(min=0))
+    return torch.where(child >= 0, tokens, choices)
 
 
 def oracle_candidates(batch, sequences, depth, width, vocab_size):
