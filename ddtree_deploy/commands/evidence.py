@@ -118,8 +118,9 @@ def show(run: Run = "last", hosts: Hosts = None, json_bundle: Json = False) -> N
 def describe(found: dict[str, Any]) -> list[str]:
     """The head of `show`: what, where, how it ended, and what the host is in now."""
     payload = found["payload"]
+    of = f" of {payload['name']} {payload['version']}" if payload["name"] else ""
     lines = [
-        f"run {found['run']}: {found['action']} of {payload['name']} {payload['version']} "
+        f"run {found['run']}: {found['action']}{of} "
         f"on {found['host']}, by {found['who'] or 'unknown'}, {found['created'] or 'time unknown'}",
         f"{found['verdict']}" + (f" at {found['step']}" if found["step"] else "")
         + (f": {found['reason']}" if found["reason"] else ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
@@ -116,21 +117,34 @@ def judged_rounds(result: dict[str, Any]) -> list[Round]:
 
 
 class _Follow:
-    """The client's output as progress; seconds to go from the rounds so far."""
+    """The client's output as progress, with the time to go once a round that counts is over."""
 
     def __init__(self, ctx: Context, bench: Bench) -> None:
-        self.ctx, self.bench, self.text, self.base, self.total = ctx, bench, "", 0, 0
+        self.ctx, self.bench, self.base, self.total = ctx, bench, 0, 0
+        self._begun: list[float] = []  # time.monotonic() at which each round began
 
     def line(self, line: str) -> None:
         begun = _ROUND.match(line)
         if begun:
             self.base, self.total = int(begun[1]) - 1, int(begun[2])
+            self._begun.append(time.monotonic())
         match = _REQUESTS_DONE.search(line)
         if (begun or match) and self.total:
             done = int(match[1]) if match else 0
             each = self.bench.num_prompts
             text = f"benchmark round {self.base + 1} of {self.total}: {done} of {each} requests"
-            self.ctx.progress(text, done=self.base * each + done, total=self.total * each)
+            left = self.left()
+            more = {} if left is None else {"eta": round(left, 1)}
+            told = "" if left is None else f", about {left:.0f} s to go"
+            self.ctx.progress(text + told, done=self.base * each + done, total=self.total * each, **more)
+
+    def left(self) -> float | None:
+        """Seconds until the last round is over, by the mean of those so far; the warm-up may be shorter."""
+        if len(self._begun) < 3:
+            return None
+        mean = (self._begun[-1] - self._begun[1]) / (len(self._begun) - 2)
+        in_this = time.monotonic() - self._begun[-1]
+        return max(0.0, (self.total - self.base) * mean - in_this)
 
 
 def _last_line(text: str) -> str:

@@ -55,8 +55,8 @@ def result_of(ctx: Context, kind: str) -> dict[str, Any]:
 
 
 def skip(ctx: Context, reason: str) -> NoReturn:
-    """The gate does not apply: skipped in a rollout or rollback; never a pass in a run that only judges."""
-    if ctx.plan.action in ("rollout", "rollback"):
+    """The gate has nothing to judge. A rollback skips it; else, having been asked for, it is inconclusive."""
+    if ctx.plan.action == "rollback" or (ctx.plan.action == "rollout" and ctx.step.kind == "baseline"):
         raise StepSkipped(reason)
     raise StepFailed(reason, verdict="inconclusive")
 

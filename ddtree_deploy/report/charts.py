@@ -112,7 +112,15 @@ def memory(lines: dict[str, Sequence[float]], requests: int) -> str:
     known = {name: values for name, values in known.items() if len(values) > 1}
     if not known:
         return ""
-    chart = _chart(pygal.XY, "memory", dots_size=2, margin_right=18, x_title="requests done", y_title="MiB")
+    chart = _chart(
+        pygal.XY,
+        "memory",
+        dots_size=2,
+        margin_right=18,
+        margin_bottom=14,
+        x_title="requests done",
+        y_title="MiB",
+    )
     top = max(max(values) for values in known.values()) * 1.15
     chart.range, chart.xrange = (0, top), (0, requests)
     chart.y_labels, chart.x_labels = ticks(0, top), ticks(0, requests)

@@ -61,6 +61,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key", default="")
     parser.add_argument("--model-path", default="fake-model")
     parser.add_argument("--speculative-algorithm", default="")
+    parser.add_argument("--speculative-draft-model-path", default="fake-draft")
+    parser.add_argument("--speculative-ddtree-budget", type=int, default=16)
     parser.add_argument("--fake", default="{}")
     parser.add_argument("--fake-control", default="")
     return parser.parse_known_args(argv)[0]
@@ -153,6 +155,10 @@ class Handler(BaseHTTPRequestHandler):
             "model_path": fake.args.model_path,
             "internal_states": [state],
         }
+        if fake.args.speculative_algorithm:
+            info["speculative_draft_model_path"] = fake.args.speculative_draft_model_path
+        if fake.args.speculative_algorithm == "DDTREE":
+            info["speculative_ddtree_budget"] = fake.args.speculative_ddtree_budget
         model = {"model_path": fake.args.model_path, "tokenizer_path": fake.args.model_path}
         loads = {"loads": [{"dp_rank": 0, "num_running_reqs": fake.running, "num_waiting_reqs": 0}]}
         answers: dict[str, Any] = {

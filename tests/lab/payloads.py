@@ -119,10 +119,13 @@ def make_payload(
 
 
 def write_playbooks(folder: Path, **step_options: Any) -> None:
-    """Write rollout.yaml, rollback.yaml and prompts.jsonl. `step_options`: kind -> options to use instead."""
+    """Write rollout.yaml, rollback.yaml and prompts.jsonl. `step_options`: kind -> options to use instead;
+    None leaves the step out."""
     steps = []
     for step in PLAYBOOK["steps"]:
         kind = step if isinstance(step, str) else next(iter(step))
+        if step_options.get(kind, step) is None:
+            continue
         steps.append({kind: step_options[kind]} if kind in step_options else step)
     write = [(PLAYBOOK | {"steps": steps}, "rollout")]
     back = [s for s in steps if (s if isinstance(s, str) else next(iter(s))) not in NOT_IN_A_ROLLBACK]

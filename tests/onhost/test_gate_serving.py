@@ -14,7 +14,7 @@ import pytest
 
 from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed, StepSkipped
 from ddtree_deploy.onhost.protocol import StepSpec
-from ddtree_deploy.onhost.service.ready import Progress
+from ddtree_deploy.onhost.service.ready import Progress, loading
 from ddtree_deploy.onhost.steps import unlock
 
 from .serving_support import Lab, do, journal_text, lab_at, launch, of, port_open, until
@@ -125,6 +125,13 @@ def test_progress_is_any_of_log_bytes_read_and_gpu_memory() -> None:
     assert p.sample(4, "100", 1 << 20, 500)
     assert not p.sample(5, "100", 1 << 20, 500)
     assert p.stalled(15, 10) and not p.stalled(13, 10)
+
+
+def test_what_a_start_shows_is_a_line_that_says_something_and_gpu_memory() -> None:
+    lines = ["Load weight begin.", "  warnings.warn("]
+    assert loading(lines, -1) == "Load weight begin."
+    assert loading(lines, 4096) == "Load weight begin. (GPU memory 4096 MiB)"
+    assert loading([], 512) == "(GPU memory 512 MiB)" and loading(["  warnings.warn(x)"], -1) == ""
 
 
 # ---- health -------------------------------------------------------------------------------------------
@@ -285,16 +292,42 @@ def test_a_reference_without_logprobs_cannot_tell_a_tie(lab: Lab) -> None:
     assert "gave no log-probs" in judged.reason
 
 
-def test_without_a_baseline_tokens_are_skipped_with_the_reason(lab: Lab) -> None:
-    ctx = started(lab, "baseline", "tokens")
-    with pytest.raises(StepSkipped, match="no baseline"):
-        do(ctx, "tokens")
+@pytest.mark.parametrize("gate", ["tokens", "acceptance"])
+def test_case_15_a_gate_of_a_rollout_that_has_nothing_to_compare_with_is_no_pass(lab: Lab, gate: str) -> None:
+    judged = failed(started(lab, "baseline", gate), gate)
+    assert judged.verdict == "inconclusive" and judged.reason.startswith("no baseline")
 
 
-def test_a_service_that_is_down_has_no_baseline(lab: Lab) -> None:
-    ctx = lab.context(lab.service(launch=launch(lab)), "baseline")
-    with pytest.raises(StepSkipped, match="not running"):
-        do(ctx, "baseline")
+MEASURED = StepSpec("baseline", "baseline", 60, {"bench": None})
+GATES = [
+    StepSpec("tokens", "tokens", 60),
+    StepSpec("acceptance", "acceptance", 60, {"against": None}),
+    StepSpec("benchmark", "benchmark", 60, {"min_ratio": 0.9}),
+]
+
+
+@pytest.mark.parametrize("state", ["the service is not running", "the service runs but does not generate"])
+def test_case_15_gates_that_could_not_judge_end_a_rollout_before_anything_is_stopped(
+    lab: Lab, state: str
+) -> None:
+    if "runs" in state:
+        lab.start_by_hand()
+        lab.mood(no_tokens=True)
+    service = lab.service("adopted")
+    judged = failed(lab.context(service, MEASURED, *GATES), "baseline")
+    assert judged.verdict == "inconclusive" and judged.reason.startswith(
+        f"{state}, so tokens, acceptance, benchmark could not judge anything, and nothing is stopped"
+    )
+    # Held is what it asks for; or nothing asks for it.
+    relaxed = StepSpec("benchmark", "benchmark", 60, {"min_ratio": None})
+    against = StepSpec("acceptance", "acceptance", 60, {"against": {"model": "m"}})
+    for ctx in (
+        lab.context(service, MEASURED, *GATES, on_inconclusive="hold"),
+        lab.context(service, MEASURED, relaxed, against),
+        lab.context(service, MEASURED, "health"),
+    ):
+        with pytest.raises(StepSkipped, match=f"{state}: there is nothing to measure"):
+            do(ctx, "baseline")
 
 
 def test_too_few_tokens_are_a_failure(lab: Lab) -> None:

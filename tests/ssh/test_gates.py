@@ -129,6 +129,40 @@ def test_golden_record_tells_a_script_where_the_file_is(serving: Box) -> None:
     assert json.loads((serving.work / "kept.json").read_text())["epsilon"] == told["epsilon"]
 
 
+@pytest.mark.parametrize(
+    ("dataset", "model", "code", "words"),
+    [
+        ("stories", "fake-model", 0, "accept length 3.000, baseline (a table) 3.000 (+0.0%, tolerance 3.0%)"),
+        ("poems", "fake-model", 1, "accept length 3.000, baseline (a table) 3.500 (-14.3%, tolerance 3.0%)"),
+        ("stories", "other-model", 7, "the baseline is for model other-model, here it is fake-model"),
+    ],
+)
+def test_acceptance_against_figures_measured_elsewhere(
+    serving: Box, dataset: str, model: str, code: int, words: str
+) -> None:
+    """The port is checked: what it accepts on the same prompts against a table, whatever ran before it."""
+    table = serving.work / "table.csv"
+    table.write_text("dataset,budget,accept_length\nstories,16,3.0\npoems,16,3.5\npoems,0,2.0\n")
+    made = serving.plain(
+        "baseline", "import", str(table), "--model", model, "--draft", "fake-draft",
+        "--source", "a table", "-o", "playbooks/table.json",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    gate = {"acceptance": {"against": "table.json", "dataset": dataset, "max_new_tokens": 12}}
+
+    def change(playbook: dict[str, Any]) -> None:
+        playbook["steps"] = [gate if s == "acceptance" else s for s in playbook["steps"]]
+
+    edit(serving, change)
+    done = serving.run("rollout", "box", "--yes")
+    assert done.code == code, done
+    told = done.outcome["results"]["acceptance"]["acceptance"]["judged"]
+    said = done.outcome["reason"] + json.dumps(told)
+    assert words in said, said
+    assert done.outcome["step"] == ("acceptance" if code else "")
+    assert serving.algorithm() == ("DFLASH" if code else "DDTREE")
+
+
 def _get(box: Box, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{box.port}{path}", timeout=30) as answer:
         return str(answer.read().decode())

@@ -110,8 +110,8 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
                     look = now + _LOOK_S
                     pids = [pid for pid, _ in control.processes().members]
                     progress.sample(now, control.log_mark(), proc.bytes_read(pids), gpu.used(now))
-                    line = (control.log_tail(1) or [""])[0]
-                    if line != shown:
+                    line = loading(control.log_tail(5), progress.gpu_mib)
+                    if line and line != shown:
                         shown = line
                         ctx.progress(line, elapsed=round(now - began, 1))
             if progress.stalled(now, stalled_after_s):
@@ -123,6 +123,13 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
         prober.stop()
     check_listener(control)
     return f"generates after {time.monotonic() - began:.1f} s"
+
+
+def loading(lines: list[str], gpu_mib: int) -> str:
+    """The newest log line that says something, and GPU memory (MiB; under zero: no GPU), for people."""
+    told = [line for line in lines if not line.lstrip().startswith("warnings.warn(")]
+    line = told[-1] if told else ""
+    return f"{line} (GPU memory {gpu_mib} MiB)".lstrip() if gpu_mib >= 0 else line
 
 
 def check_listener(control: ServiceControl) -> None:

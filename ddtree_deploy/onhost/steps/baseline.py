@@ -5,7 +5,7 @@ And whether the benchmark gate will be able to tell anything on this host, while
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import agreement, calibration, greedy, identity, measure, reference, serving, stats
 from ..context import Context, StepFailed
@@ -18,9 +18,9 @@ from ..service import ServiceControl
 def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     if not control.active():
-        serving.skip(ctx, "the service is not running: there is nothing to measure or to compare with later")
+        _nothing(ctx, "the service is not running")
     if not control.generates():
-        serving.skip(ctx, "the service runs but does not generate: there is nothing to compare with later")
+        _nothing(ctx, "the service runs but does not generate")
     prompts = greedy.load_prompts(ctx, str(ctx.option("prompts", reference.PROMPTS)))
     asked = reference.first(prompts, int(ctx.option("tokens", 8)))
     length = int(ctx.option("max_new_tokens", 32))
@@ -55,6 +55,32 @@ def do(ctx: Context) -> str:
         raise StepFailed(f"{problem}; {text}", verdict="inconclusive")
     said = data.get("resolution")
     return f"{text}; {said['text']}" if said else text
+
+
+def _nothing(ctx: Context, why: str) -> NoReturn:
+    """There is no service to measure. Where a gate could not judge without it, the run ends here, while that
+    costs nothing, unless what cannot be decided is to be held. Raises StepSkipped or StepFailed.
+    """
+    blind = (
+        [s.name for s in ctx.plan.steps if _needs_baseline(ctx, s)] if ctx.plan.action == "rollout" else []
+    )
+    if not blind or ctx.plan.on_inconclusive == "hold":
+        serving.skip(ctx, f"{why}: there is nothing to measure or to compare with later")
+    raise StepFailed(
+        f"{why}, so {', '.join(blind)} could not judge anything, and nothing is stopped (start the service; "
+        "or tokens: {golden: FILE}, acceptance: {against: FILE}, benchmark: {min_ratio: null}; or a playbook "
+        "without them; or on_inconclusive: hold)",
+        verdict="inconclusive",
+    )
+
+
+def _needs_baseline(ctx: Context, spec: StepSpec) -> bool:
+    """This gate has nothing else to compare with."""
+    if spec.kind == "benchmark":
+        return spec.options.get("min_ratio", 0.95) is not None
+    if spec.kind == "acceptance" and spec.options.get("against") is not None:
+        return False
+    return spec.kind in ("tokens", "acceptance") and not reference.has_golden(ctx)
 
 
 def _against_itself(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import calibration, greedy, measure, reference, serving, speed_gate, verdict
-from ..context import Context, StepFailed, StepSkipped
+from ..context import Context, StepFailed
 from ..service import ServiceControl
 
 
@@ -32,7 +32,7 @@ def do(ctx: Context) -> str:
         why = "speed is not judged" if min_ratio is None else "there is no baseline to compare the speed with"
         text = f"{lost.reason}; {seen}; {why}"
         if before is None and min_ratio is not None and ctx.plan.action == "rollout":
-            raise StepSkipped(text)
+            raise StepFailed(text, verdict="inconclusive")
         return text
     judged = speed_gate.judge(_measurements(ctx, before, after, float(min_ratio)))
     ctx.result(**figures, speed=judged.figures)
