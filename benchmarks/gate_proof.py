@@ -18,7 +18,6 @@ import shutil
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def specs(bench: dict[str, Any] | None) -> list[StepSpec]:
 
 
 class Proof:
-    """Three servers: A, which stays; B and C, the chain, which every trial starts anew."""
+    """Three servers: A and the chain C, which stay, and B, which every trial starts anew."""
 
     def __init__(self, folder: Path) -> None:
         self.lab = Lab(folder, 0)
@@ -85,9 +84,7 @@ class Proof:
     def trial(self) -> dict[str, tuple[str, str]]:
         """Verdicts and reasons of the four."""
         self.b.behave()
-        with ThreadPoolExecutor(2) as pool:
-            for started in [pool.submit(self.b.serve), pool.submit(self.c.serve, "DFLASH")]:
-                started.result()
+        self.b.serve()
         found = {}
         run = self.before(self.a, BENCH)
         found["sound"] = self.judged(run, self.b, "benchmark")
@@ -124,6 +121,7 @@ def main() -> int:
         proof = Proof(Path(folder))
         try:
             proof.a.serve()
+            proof.c.serve("DFLASH")
             for number in range(1, trials + 1):
                 for what, (verdict, reason) in proof.trial().items():
                     seen[what].append(verdict)
