@@ -198,7 +198,9 @@ def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
         code = outcome.exit_code or EXIT[outcome.verdict]
         if code == 3:  # an earlier run's leavings, which could not be put right
             return _end(ctx, outcome.verdict, code, STATE_BROKEN, outcome.step, outcome.reason, recovered)
-        reason = f"{outcome.reason}; nothing was rolled back, because nothing had been changed"
+        reason = outcome.reason
+        if commit.changes_host(ctx.plan):
+            reason += "; nothing was rolled back, because nothing had been changed"
         return _end(ctx, outcome.verdict, code, STATE_UNTOUCHED, outcome.step, reason, recovered)
     if deferral.needed(ctx):
         return deferral.note(ctx, outcome.reason)

@@ -16,25 +16,32 @@ import pygal
 from pygal.style import Style
 
 _NS = "{http://www.w3.org/2000/svg}"
-_STYLE = Style(
-    background="transparent",
-    plot_background="transparent",
-    foreground="var(--ink)",
-    foreground_strong="var(--ink)",
-    foreground_subtle="var(--line)",
-    guide_stroke_color="var(--line)",
-    major_guide_stroke_color="var(--line)",
-    guide_stroke_dasharray="none",
-    major_guide_stroke_dasharray="none",
-    colors=("var(--before)", "var(--after)", "var(--limit)"),
-    opacity="1",
-    opacity_hover="0.7",
-    font_family="inherit",
-    label_font_size=13,
-    major_label_font_size=13,
-    legend_font_size=13,
-    title_font_size=13,
-)
+
+
+def _style(*colors: str) -> Style:
+    return Style(
+        background="transparent",
+        plot_background="transparent",
+        foreground="var(--ink)",
+        foreground_strong="var(--ink)",
+        foreground_subtle="var(--line)",
+        guide_stroke_color="var(--line)",
+        major_guide_stroke_color="var(--line)",
+        guide_stroke_dasharray="none",
+        major_guide_stroke_dasharray="none",
+        colors=colors,
+        opacity="1",
+        opacity_hover="0.7",
+        font_family="inherit",
+        label_font_size=13,
+        major_label_font_size=13,
+        legend_font_size=13,
+        title_font_size=13,
+    )
+
+
+_STYLE = _style("var(--before)", "var(--after)", "var(--limit)")
+_ONLY_AFTER = _style("var(--after)")
 # Narrow on purpose: the same drawing is read on a phone at its own size, and stands beside others on a desk.
 _SIZE = {"width": 400, "height": 240}
 
@@ -43,14 +50,16 @@ def rounds(before: Sequence[float], after: Sequence[float]) -> str:
     """Tokens/s of each round. Empty when there is nothing to draw."""
     if not before and not after:
         return ""
-    chart = _chart(pygal.XY, "rounds", stroke=False, dots_size=4, x_title="round", y_title="tokens/s")
+    style = _STYLE if before else _ONLY_AFTER
+    titles = {"x_title": "round", "y_title": "tokens/s"}
+    chart = _chart(pygal.XY, "rounds", style=style, stroke=False, dots_size=4, **titles)
     most = max(len(before), len(after))
     chart.x_labels = list(range(1, most + 1))
     chart.xrange = (0.5, most + 0.5)
     top = max([*before, *after]) * 1.08
     chart.range = (0, top)
     chart.y_labels = ticks(0, top)
-    for name, values in (("before", before), ("after", after)):
+    for name, values in _sides(before, after):
         chart.add(name, [(i, round(v, 1)) for i, v in enumerate(values, 1)])
     return _svg(chart, "Tokens per second of each round, before and after")
 
@@ -93,11 +102,13 @@ def histogram(before: Sequence[float], after: Sequence[float]) -> str:
     edges = bins([*before, *after])
     if not edges:
         return ""
-    chart = _chart(pygal.Bar, "accept", x_title="accept length of a request", y_title="requests")
+    style = _STYLE if before else _ONLY_AFTER
+    titles = {"x_title": "accept length of a request", "y_title": "requests"}
+    chart = _chart(pygal.Bar, "accept", style=style, **titles)
     chart.x_labels = [f"{e:g}" for e in edges[:-1]]
     chart.value_formatter = lambda y: f"{y:.0f}"
     highest = 0
-    for name, values in (("before", before), ("after", after)):
+    for name, values in _sides(before, after):
         counts = count(values, edges)
         highest = max(highest, *counts)
         chart.add(name, counts)
@@ -156,6 +167,12 @@ def sweep(rows: Sequence[dict[str, Any]], key: str, title: str, digits: int) -> 
         values = [found.get(b) for b in budgets]
         chart.add(f"concurrency {concurrency}", [None if v is None else round(v, digits) for v in values])
     return _svg(chart, f"{title} against the tree budget")
+
+
+def _sides(before: Sequence[float], after: Sequence[float]) -> list[tuple[str, Sequence[float]]]:
+    """The series that there are; what is compared with nothing is called `now`."""
+    found = [("before", before)] if before else []
+    return [*found, ("after" if before else "now", after)] if after else found
 
 
 def count(values: Sequence[float], edges: Sequence[float]) -> list[int]:
