@@ -74,6 +74,14 @@ def by_its_own_runner(
     return end["exit"], f"{end['state']} ({end['reason']})"
 
 
+def in_words(event: dict[str, Any]) -> str:
+    """A line of a recovery's journal for whoever waits for it; empty for those that say nothing."""
+    if event["e"] == "undo":
+        text = f"{event['what']} of {event['step']}: {event['phase']} {event.get('reason', '')}"
+        return text.rstrip()
+    return str(event["text"]) if event["e"] == "progress" else ""
+
+
 def run_recovery(run_dir: Path, lock_fd: int) -> int:
     """`recover-run`: in the run's own zipapp, with the venv's lock inherited. Returns the exit code."""
     os.umask(0o022)
@@ -124,6 +132,10 @@ def recover_site(site_dir: Path) -> int:
         except OSError:
             pass  # nobody listens any more; the recovery goes on
 
+    def told(event: dict[str, Any]) -> None:
+        if text := in_words(event):
+            say(e="progress", text=text)
+
     lock = SiteLock(site_dir)
     try:
         # Named after the run, so that it can be followed.
@@ -135,9 +147,7 @@ def recover_site(site_dir: Path) -> int:
     worst = 0
     for run in orphans(site_dir):
         say(e="recovering", run=run)
-        code, reason = by_its_own_runner(
-            site_dir / "runs" / run, lock.fd, lambda t: say(e="progress", text=t)
-        )
+        code, reason = by_its_own_runner(site_dir / "runs" / run, lock.fd, told)
         say(e="recovered", run=run, exit=code, reason=reason)
         if code in (3, deferral.EXIT):
             worst = code if worst != 3 else worst

@@ -291,6 +291,8 @@ def test_recover_undoes_a_dead_run_and_ends_what_it_left_running(host: Host) -> 
     code, events = host.recover()
     assert code == 0, events
     assert [e["run"] for e in events if e["e"] == "recovered"] == [run]
+    told = [e["text"] for e in events if e["e"] == "progress"]
+    assert "undo of install: start" in told and "check of install: done" in told, told
     assert_as_before(host, before, run)
     until(lambda: not any(_alive(int(p.name)) for p in sleepers))
     end = host.journal(run)[-1]

@@ -35,12 +35,8 @@ def do(ctx: Context) -> str:
 
 def _show(ctx: Context) -> Callable[[dict[str, Any]], None]:
     def show(event: dict[str, Any]) -> None:
-        if event["e"] == "undo":
-            ctx.progress(
-                f"{event['what']} of {event['step']}: {event['phase']} {event.get('reason', '')}".rstrip()
-            )
-        elif event["e"] == "progress":
-            ctx.progress(event["text"])
+        if text := recover.in_words(event):
+            ctx.progress(text)
 
     return show
 
