@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 from tests.lab.hosts import Lab
 from tests.lab.matrix import cells, commands, fleet, mutations, table
 from tests.lab.need import filesystem
+
+ROOM = 4 << 30  # bytes
 
 
 def main() -> int:
@@ -75,9 +78,14 @@ def _options() -> argparse.Namespace:
 
 
 def _folder() -> Path:
-    folder = Path(os.environ.get("DDTREE_LAB_DIR") or tempfile.gettempdir())
+    """In memory where there is room: the hosts sync all that they write, and a power cut here loses none."""
+    named = os.environ.get("DDTREE_LAB_DIR")
+    memory = Path("/dev/shm")
+    if named is None and memory.is_dir() and shutil.disk_usage(memory).free > ROOM:
+        return memory
+    folder = Path(named or tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
-    return Path("/dev/shm") if filesystem(folder) == "overlay" else folder
+    return memory if filesystem(folder) == "overlay" else folder
 
 
 if __name__ == "__main__":
