@@ -28,6 +28,9 @@ def main() -> int:
         chosen = cells.short(rng)
     chosen = [cell for cell in chosen if re.search(options.only, str(cell))]
     chosen = cells.shuffled(chosen, rng)
+    if options.part:
+        part, parts = map(int, options.part.split("/"))
+        chosen = chosen[part - 1 :: parts]
     if options.sample:
         chosen = chosen[: options.sample]
     if options.list:
@@ -67,6 +70,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--doubles", type=int, default=48, help="how many pairs of faults")
     parser.add_argument("--only", default="", help="cells whose name this regular expression is found in")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, at random")
+    parser.add_argument(
+        "--part", default="", metavar="K/N", help="the K-th of N parts of them all; needs --seed"
+    )
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no cell after so many (0: run all)")
     parser.add_argument("--short", action="store_true", help="every fault once, at a random step")
     parser.add_argument("--list", action="store_true", help="print the cells, run none")
