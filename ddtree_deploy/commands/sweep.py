@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.sweep_table import CHAIN
+from ddtree_deploy.onhost.sweep_table import CHAIN, LOOP_LIMIT
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.plan import PlanResult, RunOptions
 from ddtree_deploy.report import bundle
@@ -98,6 +99,7 @@ def lines(host: str, result: dict[str, Any]) -> list[str]:
     cells = [HEADER, *(_cells(row) for row in result["rows"])]
     widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
     out = ["", *("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells), ""]
+    out += moved_hosts(result["rows"])
     out.append(f"restarts spread by {result['restart']['sd']:.1%} ({result['restart']['source']})")
     for row in result["best"]:
         arm = "the chain" if row["budget"] == CHAIN else f"budget {row['budget']}"
@@ -106,6 +108,20 @@ def lines(host: str, result: dict[str, Any]) -> list[str]:
     out.append(f"  --speculative-ddtree-budget-schedule {result['schedule']}")
     out.append(f"in hosts.yaml of {host}: launch: {{set: {{{_setting(result)}}}}}")
     return out
+
+
+def moved_hosts(rows: list[dict[str, Any]]) -> list[str]:
+    """The budgets whose rounds say nothing, because the host ran at another speed then."""
+    found = {
+        r["budget"]: p
+        for r in rows
+        if abs(math.log1p((p := r.get("host_percent") or 0.0) / 100)) > LOOP_LIMIT
+    }
+    return [
+        f"budget {budget}: not compared, the host itself ran {abs(percent):.0f} % "
+        f"{'slower' if percent < 0 else 'faster'} than during the chain's rounds: --fresh, when it is quiet"
+        for budget, percent in sorted(found.items())
+    ]
 
 
 def _setting(result: dict[str, Any]) -> str:

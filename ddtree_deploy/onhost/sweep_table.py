@@ -1,7 +1,8 @@
 """Blocks of rounds at several tree budgets -> which budget is best at which concurrency. Pure.
 
 A block is what one restart with one budget gave: {"pass", "budget" (0: the chain), "steps_per_token",
-"accept_length", "by_concurrency": {"4": {"rounds": [tokens/s], "ttft_ms", "tpot_ms"}}}.
+"accept_length", "loop": seconds of the calibration loop, "by_concurrency": {"4": {"rounds": [tokens/s],
+"ttft_ms", "tpot_ms"}}}.
 """
 
 from __future__ import annotations
@@ -15,25 +16,35 @@ from .speed_gate import WORST_RESTART_SD
 from .stats import Interval, RestartSpread, TooFewRounds, logs, shift_interval
 
 CHAIN = 0
+LOOP_LIMIT = 0.10  # beyond it the host, and not the budget, is what was measured
 
 
 def table(blocks: Sequence[dict[str, Any]], known: RestartSpread | None = None) -> dict[str, Any]:
     """{"rows", "best", "schedule", "restart"}.
 
     rows: per concurrency and budget {concurrency, budget, rounds, output_tokens_per_s, ratio, interval,
-    steps_per_token, accept_length, ttft_ms, tpot_ms}; ratio and interval against the chain. best: per
+    steps_per_token, accept_length, ttft_ms, tpot_ms, host_percent}; ratio and interval against the chain,
+    both None where the host ran at another speed then (host_percent: by how much faster). best: per
     concurrency {concurrency, budget, ratio, interval, equals}: the budget with the highest ratio, the chain
     where none is faster for sure; `equals` are those that it cannot be told from. known: this host's
     calibration, where there is one.
     """
     passes = len({b["pass"] for b in blocks})
     spread, source = restart_spread(blocks, known)
+    moved = host_shifts(blocks)
     rows: list[dict[str, Any]] = []
     best: list[dict[str, Any]] = []
     for c in sorted({int(c) for b in blocks for c in b["by_concurrency"]}):
         arms = _arms(blocks, c)
-        intervals = {n: _interval(arms[CHAIN], arm, spread, passes) for n, arm in arms.items() if n != CHAIN}
-        rows += [_row(blocks, c, n, arm, intervals.get(n)) for n, arm in sorted(arms.items())]
+        intervals = {
+            n: None if abs(moved.get(n, 0.0)) > LOOP_LIMIT else _interval(arms[CHAIN], arm, spread, passes)
+            for n, arm in arms.items()
+            if n != CHAIN
+        }
+        rows += [
+            {**_row(blocks, c, n, arm, intervals.get(n)), "host_percent": _percent(moved.get(n))}
+            for n, arm in sorted(arms.items())
+        ]
         best.append(_best(c, intervals))
     return {
         "rows": rows,
@@ -79,6 +90,22 @@ def restart_spread(
         return RestartSpread(WORST_RESTART_SD), "not known: the worst host measured so far stands for it"
     source = f"from the passes of this sweep, {freedom} degrees of freedom"
     return RestartSpread(math.sqrt(squares / freedom), freedom + 1), source
+
+
+def host_shifts(blocks: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Budget -> log of the host's own speed then, against that during the chain's rounds. By the calibration
+    loop; without one, for the chain or the budget, nothing is known."""
+    loops: dict[int, list[float]] = {}
+    for b in blocks:
+        if b.get("loop"):
+            loops.setdefault(int(b["budget"]), []).append(math.log(b["loop"]))
+    if CHAIN not in loops:
+        return {}
+    return {n: fmean(loops[CHAIN]) - fmean(found) for n, found in loops.items() if n != CHAIN}
+
+
+def _percent(shift: float | None) -> float | None:
+    return None if shift is None else round((math.exp(shift) - 1) * 100, 1)
 
 
 def _arms(blocks: Sequence[dict[str, Any]], concurrency: int) -> dict[int, list[float]]:

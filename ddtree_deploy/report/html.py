@@ -91,7 +91,8 @@ def sweep(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
     if found is None:
         return None
     plots = [Markup(svg) for figure in charts.SWEEP if (svg := charts.sweep(found["rows"], *figure))]
-    return {**{k: found[k] for k in ("rows", "best", "schedule", "restart")}, "plots": plots}
+    rows = [{"host_percent": None, **row} for row in found["rows"]]
+    return {"rows": rows, **{k: found[k] for k in ("best", "schedule", "restart")}, "plots": plots}
 
 
 def figures(measured: dict[str, Any]) -> list[dict[str, str]]:

@@ -40,6 +40,7 @@ def blocks(
                     "repeats": 1,
                     "steps_per_token": 1 / (1.5 + budget / 16),
                     "accept_length": 1.5 + budget / 16,
+                    "loop": 0.1,
                     "by_concurrency": by,
                 }
             )
@@ -118,3 +119,22 @@ def test_the_report_draws_the_figures_against_the_budget() -> None:
     assert drawn is not None and len(drawn["plots"]) == 4
     assert all("<svg" in p and "concurrency 4" in p for p in drawn["plots"])
     assert html.sweep([{"kind": "tokens", "figures": {}}]) is None
+
+
+def test_a_budget_that_was_measured_while_the_host_ran_slower_is_not_compared() -> None:
+    speeds = {(4, 0): 100, (4, 8): 40, (4, 16): 150}
+    made = blocks(speeds)
+    for block in made:
+        block["loop"] *= {8: 2.5, 16: 1.05}.get(block["budget"], 1.0)
+    found = sweep_table.table(made, QUIET)
+    rows = {r["budget"]: r for r in found["rows"]}
+    assert rows[8]["interval"] is None and rows[8]["host_percent"] == -60.0
+    assert rows[16]["interval"] is not None and rows[16]["host_percent"] == pytest.approx(-4.8)
+    assert [r["budget"] for r in found["best"]] == [16]
+    (said,) = sweep.moved_hosts(found["rows"])
+    assert said.startswith("budget 8: not compared, the host itself ran 60 % slower than during the chain's")
+    assert said in sweep.lines("box", found)
+    for block in made:
+        del block["loop"]
+    unknown = sweep_table.table(made, QUIET)["rows"]
+    assert [r["host_percent"] for r in unknown] == [None] * 3 and unknown[1]["interval"] is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import statistics
 from typing import Any
 
 from .. import calibration, greedy, identity, layout, measure, reference, restarts, serving, sweep_table
@@ -118,6 +119,7 @@ def _block(  # noqa: PLR0917
         "repeats": result["repeats"],
         "steps_per_token": sample.steps_per_token(),
         "accept_length": sample.accept_length(),
+        "loop": statistics.median(result["loop"]) if result["loop"] else None,
         "by_concurrency": by,
     }
 
