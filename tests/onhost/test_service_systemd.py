@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pytest
 
 from ddtree_deploy.onhost.context import StepFailed
 from ddtree_deploy.onhost.protocol import Launch
-from ddtree_deploy.onhost.service import unitfile
+from ddtree_deploy.onhost.service import base, unitfile
 from ddtree_deploy.onhost.service.systemd import DROP_IN, SystemdControl
 
 from .serving_support import Lab, lab_at, of
@@ -140,6 +141,35 @@ def test_no_edits_means_no_drop_in(host: Host) -> None:
     edited.apply_launch(host.lab.context(edited.service))
     plain.apply_launch(host.lab.context(plain.service))
     assert not host.drop_in.exists()
+
+
+def killed_while_writing(path: Path) -> None:
+    """As a runner that is killed before it renames the new content into its place."""
+    pid = os.fork()
+    if pid == 0:
+        os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        base.replace(path, b"half", 0o644)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert [p.name for p in path.parent.glob(".ddtree*")], "nothing was left: the test proves nothing"
+
+
+def test_what_a_killed_runner_left_beside_the_drop_in_goes_with_the_undo(host: Host) -> None:
+    control = host.control(**EDITS)
+    ctx = host.lab.context(control.service)
+    control.apply_launch(ctx)
+    control.record(ctx.backup_dir)
+    whole = host.drop_in.read_text()
+    killed_while_writing(host.drop_in)
+    control.restore_launch(ctx, ctx.backup_dir)  # the drop-in is as it was: only the rest has to go
+    assert [p.name for p in host.drop_in.parent.iterdir()] == [host.drop_in.name]
+    assert host.drop_in.read_text() == whole
+    killed_while_writing(host.drop_in)
+    control.apply_launch(ctx)
+    assert [p.name for p in host.drop_in.parent.iterdir()] == [host.drop_in.name]
+    killed_while_writing(host.drop_in)
+    base.remove(host.drop_in)
+    assert list(host.drop_in.parent.iterdir()) == []
 
 
 def test_what_was_not_there_is_gone_again_with_its_folder(host: Host) -> None:

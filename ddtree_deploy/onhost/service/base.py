@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 from .. import brief
 from ..context import Context
 from ..facts_format import ServiceFacts
+from ..files import TEMP_PREFIX
 from ..http import Endpoint, HttpError, generate
 from ..protocol import Service
 from . import launch, proc
@@ -272,25 +272,39 @@ def decode(text: str) -> bytes:
 
 def replace(path: Path, data: bytes, mode: int) -> None:
     """Put `data` at `path` in one step and make it durable."""
-    fd, temp = tempfile.mkstemp(prefix=".ddtree-tmp-", dir=path.parent)
+    temp = _beside(path)
+    temp.unlink(missing_ok=True)  # of somebody who was killed here; the venv's lock lets nobody else in
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as f:
             f.write(data)
             os.fchmod(f.fileno(), mode)
             f.flush()
             os.fsync(f.fileno())
-        Path(temp).replace(path)
+        temp.replace(path)
     except BaseException:
-        Path(temp).unlink(missing_ok=True)
+        temp.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file durably; absent is fine."""
+    """Remove a file durably, and what a killed `replace` of it left; absent is fine."""
     path.unlink(missing_ok=True)
+    tidy(path)
     if path.parent.is_dir():
         sync_folder(path.parent)
+
+
+def tidy(path: Path) -> None:
+    """Remove what a killed `replace` left beside a file that is right as it is."""
+    if os.path.lexists(_beside(path)):  # a read-only filesystem refuses to remove what is not there, too
+        _beside(path).unlink()
+
+
+def _beside(path: Path) -> Path:
+    """Where the new content is written: a name that is known, so that it is found again."""
+    return path.with_name(f"{TEMP_PREFIX}{path.name}")
 
 
 def sync_folder(folder: Path) -> None:

@@ -294,6 +294,8 @@ class ProcessControl(ServiceControl):
             base.remove(self.folder / "launch.json")
         elif self._saved() != definition:
             self._save(definition)
+        else:
+            base.tidy(self.folder / "launch.json")
 
     def launch_restored(self, folder: Path) -> str:
         definition = Record.load(folder).definition

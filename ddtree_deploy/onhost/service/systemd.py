@@ -280,6 +280,8 @@ class SystemdControl(Unit):
         elif kept != (self.definition() or {}).get("content"):
             self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
             base.replace(self.drop_in, base.decode(kept), int((record or {}).get("mode", 0o644)))
+        else:
+            base.tidy(self.drop_in)
         self._reload()
 
     def launch_restored(self, folder: Path) -> str:
