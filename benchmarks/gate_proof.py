@@ -5,7 +5,7 @@ DDTREE, then another start of the same, B. B must not fail `benchmark` (asked in
 once its steps take twice as long. And verify steps: DDTREE after the chain must pass `acceptance`, the chain
 after DDTREE must fail it.
 
-    python -m benchmarks.gate_proof [--trials 10]
+    python -m benchmarks.gate_proof [--trials 10] [--only speed|steps]
 
 Needs the sandbox's venv and models (`ddtree-deploy sandbox up`). Prints a line a trial, then the counts.
 Exit status 1 unless all trials of all four went as they must, the undecided ones of a sound B aside.
@@ -54,9 +54,11 @@ class Proof:
         folder.mkdir()
         return Breakable(folder)
 
-    def start(self) -> None:
+    def start(self, parts: list[str]) -> None:
+        servers = [(self.b, "DDTREE")]
+        servers += [(self.a, "DDTREE")] if "speed" in parts else []
+        servers += [(self.c, "DFLASH")] if "steps" in parts else []
         with ThreadPoolExecutor(3) as pool:
-            servers = (self.a, "DDTREE"), (self.b, "DDTREE"), (self.c, "DFLASH")
             for started in [pool.submit(server.serve, algorithm) for server, algorithm in servers]:
                 started.result()
 
@@ -89,18 +91,19 @@ class Proof:
         shutil.copy(PROJECT / "playbooks" / "prompts.jsonl", folder)
         return ctx
 
-    def trial(self, number: int) -> dict[str, tuple[str, str]]:
+    def trial(self, number: int, parts: list[str]) -> dict[str, tuple[str, str]]:
         """Verdicts and reasons of the four."""
-        self.b.behave()
         found = {}
-        run = self.before(self.a, BENCH)
-        if number % SOUND_EVERY == 1:
-            found["sound"] = self.judged(run, self.b, "benchmark")
-        self.b.behave(slow=SLOW)
-        found["slowed"] = self.judged(run, self.b, "benchmark")
-        self.b.behave()
-        found["tree after chain"] = self.judged(self.before(self.c, None), self.b, "acceptance")
-        found["chain after tree"] = self.judged(self.before(self.b, None), self.c, "acceptance")
+        if "speed" in parts:
+            run = self.before(self.a, BENCH)
+            if number % SOUND_EVERY == 1:
+                found["sound"] = self.judged(run, self.b, "benchmark")
+            self.b.behave(slow=SLOW)
+            found["slowed"] = self.judged(run, self.b, "benchmark")
+            self.b.behave()
+        if "steps" in parts:
+            found["tree after chain"] = self.judged(self.before(self.c, None), self.b, "acceptance")
+            found["chain after tree"] = self.judged(self.before(self.b, None), self.c, "acceptance")
         return found
 
     def close(self) -> None:
@@ -108,6 +111,7 @@ class Proof:
             server.stop()
 
 
+PARTS = ("speed", "steps")
 MUST = {
     "sound": ("pass", "inconclusive"),
     "slowed": ("fail",),
@@ -119,7 +123,9 @@ MUST = {
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--trials", type=int, default=10)
-    trials = options.parse_args().trials
+    options.add_argument("--only", choices=PARTS, help="one half of each trial")
+    given = options.parse_args()
+    trials, parts = given.trials, [given.only] if given.only else list(PARTS)
     if why := missing():
         print(why, file=sys.stderr)
         return 2
@@ -128,15 +134,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ddtree-gate-proof-") as folder:
         proof = Proof(Path(folder))
         try:
-            proof.start()
+            proof.start(parts)
             for number in range(1, trials + 1):
-                for what, (verdict, reason) in proof.trial(number).items():
+                for what, (verdict, reason) in proof.trial(number, parts).items():
                     seen[what].append(verdict)
                     print(f"{number:2}  {what:16}  {verdict:12}  {reason[:150]}", flush=True)
         finally:
             proof.close()
     print(f"\n{trials} trials in {time.monotonic() - began:.0f} s")
-    for what, verdicts in seen.items():
+    for what, verdicts in ((what, verdicts) for what, verdicts in seen.items() if verdicts):
         counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("pass", "inconclusive", "fail"))
         print(f"{what:16}  {counts}  (must be: {' or '.join(MUST[what])})")
     good = all(v in MUST[what] for what, verdicts in seen.items() for v in verdicts)
