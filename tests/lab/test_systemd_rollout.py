@@ -171,8 +171,12 @@ def test_an_inactive_service_stays_inactive(add_hosts: AddHosts, tmp_path: Path)
     host.mood(when={"DDTREE": {"hung": True}})
     short = {"start": {"stalled_after": "10s", "limit": "60s"}}
     undecidable = dict.fromkeys(("baseline", "tokens", "acceptance", "benchmark"))
-    Deployment(host, tmp_path).rollout().expect(7, "baseline")  # nothing to compare with, and nothing touched
-    deployment = Deployment(host, tmp_path, service=short, **undecidable)
+    for name in ("blind", "told"):
+        (tmp_path / name).mkdir()
+    blind = Deployment(host, tmp_path / "blind")
+    blind.rollout().expect(7, "baseline")  # nothing to compare with, so nothing is touched
+    blind.assert_as_before()
+    deployment = Deployment(host, tmp_path / "told", service=short, **undecidable)
     deployment.rollout().expect(1)
     assert host.unit()["ActiveState"] == "inactive" and not host.generates()
     assert host.run("systemctl is-enabled sglang", check=False).stdout == "disabled\n"
