@@ -39,7 +39,8 @@ def sshd_stopped(host: Host) -> Iterator[None]:
     """sshd and its sessions are stopped; the rest of the host goes on."""
     pids = [pid for pid in host.pids() if _comm(pid).startswith("sshd")]
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # a session that ended just now
+            os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
