@@ -57,7 +57,9 @@ def test_the_service_is_the_chain(sandbox: Sandbox) -> None:
     assert look(sandbox.folder) == sandbox
 
 
-def test_a_second_up_keeps_everything(sandbox: Sandbox) -> None:
+def test_a_second_up_keeps_everything(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DDTREE_SANDBOX_SSH_PORT", "DDTREE_SANDBOX_HTTP_PORT"):  # those of a sandbox beside this one
+        monkeypatch.delenv(name, raising=False)
     layout, said = Layout.at(sandbox.folder), list[str]()
     before = service.members(layout)
     assert up(folder=sandbox.folder, say=said.append) == sandbox
