@@ -184,12 +184,7 @@ class Stream:
     def read_all(self, deadline: float, limit: int) -> bytes:
         """All up to the end of the output. Raises LinkLost after `deadline` (monotonic) or `limit` bytes."""
         while not self._eof:
-            try:
-                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
-            except Empty:
-                raise LinkLost("the command did not end in time") from None
-            self._eof = not chunk
-            self._rest += chunk
+            self._take(deadline)
             if len(self._rest) > limit:
                 raise LinkLost(f"the command wrote more than {limit >> 20} MiB")
         return bytes(self._rest)
@@ -200,13 +195,17 @@ class Stream:
         Raises LinkLost after `deadline` (monotonic).
         """
         while word not in self._rest and not self._eof:
-            try:
-                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
-            except Empty:
-                raise LinkLost("the command did not end in time") from None
-            self._eof = not chunk
-            self._rest += chunk
+            self._take(deadline)
         return word in self._rest
+
+    def _take(self, deadline: float) -> None:
+        """Add the next part of the output. Raises LinkLost after `deadline` (monotonic)."""
+        try:
+            chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            raise LinkLost("the command did not end in time") from None
+        self._eof = not chunk
+        self._rest += chunk
 
     @property
     def stderr(self) -> bytes:
