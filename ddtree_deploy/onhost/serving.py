@@ -74,7 +74,7 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
             raise StepFailed(f"the service was restarted by somebody: process {started['pid']} is {now} now")
         return
     if control.active():
-        now = control.footprint().main
+        now = control.processes().main
         if ctx.served and now != ctx.served:
             raise StepFailed(f"the service was restarted meanwhile: process {ctx.served} is {now} now")
         ctx.served = now

@@ -104,14 +104,21 @@ class Program:
     sources: bytes
 
 
-def facts_program(request: FactsRequest) -> Program:
-    """The modules that facts need, compressed, and the request."""
+@functools.cache
+def _facts_sources() -> tuple[str, bytes]:
+    """The modules that facts need, compressed: those that come at once, and the rest. Equal for all hosts."""
     modules = _modules()
     first = _closure("onhost.codecache", modules) | _closure("onhost.layout", modules)
     rest = {name: value for name, value in _closure("onhost.facts", modules).items() if name not in first}
-    later = zlib.compress(json.dumps(rest).encode(), 9)
+    at_once, later = (zlib.compress(json.dumps(part).encode(), 9) for part in (first, rest))
+    return base64.b85encode(at_once).decode(), later
+
+
+def facts_program(request: FactsRequest) -> Program:
+    """The modules that facts need, and the request."""
+    at_once, later = _facts_sources()
     start = _FACTS.format(
-        sources=base64.b85encode(zlib.compress(json.dumps(first).encode(), 9)).decode(),
+        sources=at_once,
         mark=SOURCES_MARK,
         length=len(later),
         request=json.dumps(to_dict(request)),
