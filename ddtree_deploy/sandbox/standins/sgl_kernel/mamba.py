@@ -107,14 +107,14 @@ def fused_gdn_gating_cpu(
 
 def fused_sigmoid_gating_delta_rule_update_cpu(*args: Any, **kwargs: Any) -> Any:
     """A decode or verify step of the recurrence, by SGLang's Triton kernel."""
-    from sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent import (
-        fused_sigmoid_gating_delta_rule_update,
-    )
-
+    try:
+        from sglang.kernels.ops.attention.linear import fused_sigmoid_gating_recurrent as kernels
+    except ModuleNotFoundError:  # where 0.5.22 has it
+        from sglang.kernels.ops.attention.fla import fused_sigmoid_gating_recurrent as kernels
     # Views with gaps on the CPU path without AMX; the kernel computes offsets for dense rows.
     for name in ("a", "b"):
         kwargs[name] = kwargs[name].contiguous()
-    return fused_sigmoid_gating_delta_rule_update(*args, **kwargs)
+    return kernels.fused_sigmoid_gating_delta_rule_update(*args, **kwargs)
 
 
 def _l2norm(x: torch.Tensor) -> torch.Tensor:
