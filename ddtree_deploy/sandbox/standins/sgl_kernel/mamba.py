@@ -109,7 +109,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(*args: Any, **kwargs: Any) -> Any
     """A decode or verify step of the recurrence, by SGLang's Triton kernel."""
     try:
         from sglang.kernels.ops.attention.linear import fused_sigmoid_gating_recurrent as kernels
-    except ModuleNotFoundError:  # where 0.5.22 has it
+    except ImportError:  # where 0.5.22 has it
         from sglang.kernels.ops.attention.fla import fused_sigmoid_gating_recurrent as kernels
     # Views with gaps on the CPU path without AMX; the kernel computes offsets for dense rows.
     for name in ("a", "b"):
