@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from . import brief
+from .command_line import mask_argv
 from .context import Context, StepFailed
 from .service import proc
-from .service.launch import mask_argv
 from .text import escape
 
 ASK_S = 20.0

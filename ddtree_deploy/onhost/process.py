@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from .service.launch import mask_argv
+from .command_line import mask_argv
 from .text import escape, mask
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtree_deploy.onhost import command_line
 from ddtree_deploy.onhost.protocol import Launch
-from ddtree_deploy.onhost.service import launch, unitfile
+from ddtree_deploy.onhost.service import unitfile
 
 SERVER = [
     "/v/bin/python3",
@@ -45,7 +46,7 @@ SERVER = [
 def test_a_flag_is_replaced_where_it_stands_or_appended(
     argv: list[str], edits: Launch, expected: list[str]
 ) -> None:
-    assert launch.edit(argv, edits) == expected
+    assert command_line.edit(argv, edits) == expected
 
 
 @given(
@@ -53,10 +54,10 @@ def test_a_flag_is_replaced_where_it_stands_or_appended(
     st.dictionaries(st.sampled_from(["a", "b", "d"]), st.none() | st.text(max_size=5)),
 )
 def test_an_edit_made_twice_is_the_edit_made_once(argv: list[str], edits: dict[str, str | None]) -> None:
-    once = launch.edit(["s", *" ".join(argv).split()], Launch(set=edits))
-    assert launch.edit(once, Launch(set=edits)) == once
+    once = command_line.edit(["s", *" ".join(argv).split()], Launch(set=edits))
+    assert command_line.edit(once, Launch(set=edits)) == once
     for flag, value in edits.items():
-        assert launch.values_of(once, flag) == ([] if value is None else [value])
+        assert command_line.values_of(once, flag) == ([] if value is None else [value])
 
 
 def test_secrets_are_masked_and_lookalikes_are_not() -> None:
@@ -70,10 +71,10 @@ def test_secrets_are_masked_and_lookalikes_are_not() -> None:
         "--tokenizer-path",
         "/t",
     ]
-    text = " ".join(launch.mask_argv(argv, ["/m"]))
+    text = " ".join(command_line.mask_argv(argv, ["/m"]))
     assert "s3cret" not in text
     assert "--max-total-tokens 4096" in text and "--tokenizer-path /t" in text
-    assert launch.secret_values(argv, {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false"}) == {
+    assert command_line.secret_values(argv, {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false"}) == {
         "s3cret-a",
         "s3cret-b",
         "hf_x",
@@ -91,16 +92,16 @@ def test_secrets_are_masked_and_lookalikes_are_not() -> None:
     ],
 )
 def test_a_wrapper_is_recognised(argv: list[str], reason: str) -> None:
-    assert reason in launch.wrapper(argv)
+    assert reason in command_line.wrapper(argv)
 
 
 def test_a_shell_script_is_a_wrapper_and_a_console_script_is_not(tmp_path) -> None:  # type: ignore[no-untyped-def]
     script, console = tmp_path / "start.sh", tmp_path / "sglang"
     script.write_text("#!/usr/bin/env bash\npython -m sglang.launch_server\n")
     console.write_text("#!/v/bin/python3\nimport sglang\n")
-    assert "shell script" in launch.wrapper([str(script)])
-    assert launch.wrapper([str(console), "serve"]) == ""
-    assert launch.wrapper(["/usr/bin/env", "A=1", *SERVER]) == ""
+    assert "shell script" in command_line.wrapper([str(script)])
+    assert command_line.wrapper([str(console), "serve"]) == ""
+    assert command_line.wrapper(["/usr/bin/env", "A=1", *SERVER]) == ""
 
 
 UNIT = """

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import brief
+from .. import brief, command_line
 from ..context import Context
 from ..facts_format import ServiceFacts
 from ..files import TEMP_PREFIX
 from ..http import Endpoint, HttpError, generate
 from ..protocol import Service
-from . import launch, proc
+from . import proc
 
 RECORD = "service.json"
 PROBE_S = 60.0
@@ -240,12 +240,12 @@ class ServiceControl(ABC):
             self._gather_at = time.monotonic() + _GATHER_EVERY_S
             self._hidden |= {value for value in self.secrets.values() if value}
             with self.one_look(), contextlib.suppress(ServiceError):
-                self._hidden |= launch.secret_values(self.running_argv(), self.environment())
-                self._hidden |= launch.secret_values(self.future_argv(), {})
+                self._hidden |= command_line.secret_values(self.running_argv(), self.environment())
+                self._hidden |= command_line.secret_values(self.future_argv(), {})
         return self._hidden
 
     def mask(self, text: str) -> str:
-        return launch.mask_text(text, self.known_secrets())
+        return command_line.mask_text(text, self.known_secrets())
 
 
 def user_name() -> str:

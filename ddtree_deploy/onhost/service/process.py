@@ -20,10 +20,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from .. import command_line
 from ..context import Context, StepFailed
 from ..facts_format import ServiceFacts
 from ..protocol import Service
-from . import base, container, launch, logs, proc, spawn, systemctl
+from . import base, container, logs, proc, spawn, systemctl
 from .base import Footprint, Record, ServiceControl, ServiceError
 from .spawn import LaunchSpec
 from .systemctl import SystemctlError
@@ -105,13 +106,13 @@ class ProcessControl(ServiceControl):
         else:
             raise ServiceError(self._nothing())
         if wanted.command is None and (wanted.set or wanted.unset):
-            reason = launch.wrapper(spec.base)
+            reason = command_line.wrapper(spec.base)
             if reason:
                 raise ServiceError(
                     f"launch edits need a command that runs sglang itself, but {reason}: "
-                    f"{launch.shown(spec.base, self.secrets.values())}; give the whole `launch.command`"
+                    f"{command_line.shown(spec.base, self.secrets.values())}; give the whole `launch.command`"
                 )
-        argv = launch.edit(spec.base, wanted)
+        argv = command_line.edit(spec.base, wanted)
         if not argv:
             raise ServiceError("the launch command is empty")
         user = self.service.user or spec.user
@@ -197,7 +198,7 @@ class ProcessControl(ServiceControl):
         return ""
 
     def _masked(self, argv: list[str]) -> list[str]:
-        return launch.mask_argv(argv, self.secrets.values())
+        return command_line.mask_argv(argv, self.secrets.values())
 
     def environment(self) -> dict[str, str]:
         try:
@@ -321,7 +322,7 @@ class ProcessControl(ServiceControl):
         todo = {**asdict(spec), "env": {**spec.env, spawn.MARK: self.mark}, "log": str(log)}
         path = self.folder / "start.json"
         base.replace(path, json.dumps(todo).encode(), 0o600)
-        ctx.progress(f"starting: {launch.shown(spec.argv, self.known_secrets())}")
+        ctx.progress(f"starting: {command_line.shown(spec.argv, self.known_secrets())}")
         unit = self._unit() if spawn.systemd_is_init() and not os.geteuid() else ""
         try:
             pid = self._launch(path, unit)

@@ -7,11 +7,11 @@ import os
 import signal
 import time
 
+from ..command_line import mask_argv
 from ..context import Context, StepFailed
 from ..http import Endpoint, running_requests
 from . import proc
 from .base import Footprint, ServiceControl
-from .launch import mask_argv
 
 _POLL_S = 0.2
 # After the main process is gone its children get this long before they are asked, too.

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import brief
+from .. import brief, command_line
 from ..context import Context, StepFailed
 from ..facts_format import ServiceFacts
 from ..protocol import Service
-from . import base, container, launch, logs, proc, systemctl, unitfile
+from . import base, container, logs, proc, systemctl, unitfile
 from .base import Footprint, Record, ServiceError
 from .systemctl import SystemctlError
 from .unit import DROP_IN, Unit
@@ -62,11 +62,11 @@ class SystemdControl(Unit):
         if not _edits(wanted):
             return prefix, words
         plain = unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
-        reason = launch.wrapper(plain)
+        reason = command_line.wrapper(plain)
         if reason and wanted.command is None and (wanted.set or wanted.unset):
             raise ServiceError(
                 f"launch edits need a unit whose ExecStart= runs sglang itself, but {reason}: "
-                f"{launch.shown(plain, self.secrets.values())}; give the whole `launch.command`"
+                f"{command_line.shown(plain, self.secrets.values())}; give the whole `launch.command`"
             )
         in_files = set(self._env(texts)) - set(unitfile.environment(texts))
         for name in sorted(in_files & set(wanted.env)):
@@ -78,7 +78,7 @@ class SystemdControl(Unit):
             set={f: None if v is None else unitfile.to_unit(v) for f, v in wanted.set.items()},
             unset=wanted.unset,
         )
-        return ("" if wanted.command is not None else prefix), launch.edit(words, units)
+        return ("" if wanted.command is not None else prefix), command_line.edit(words, units)
 
     def describe(self) -> ServiceFacts:
         with self.one_look():
@@ -144,7 +144,7 @@ class SystemdControl(Unit):
         return unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
 
     def _masked(self, argv: list[str]) -> list[str]:
-        return launch.mask_argv(argv, self.secrets.values())
+        return command_line.mask_argv(argv, self.secrets.values())
 
     def environment(self) -> dict[str, str]:
         try:

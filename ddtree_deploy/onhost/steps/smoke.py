@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .. import host_facts, staging
+from ..command_line import mask_argv
 from ..context import Context, StepFailed, StepSkipped
 from ..process import minimal_env
-from ..service.launch import mask_argv
 from ..text import escape
 from .backup import live_changes
 

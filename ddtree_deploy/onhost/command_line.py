@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from ..protocol import Launch
+from .protocol import Launch
 
 MASK = "***"
 _SECRET_WORDS = {"key", "apikey", "secret", "password", "passwd", "token", "credential", "credentials"}
