@@ -45,13 +45,21 @@ class Bench:
 
 
 def client(  # noqa: PLR0917
-    ctx: Context, control: ServiceControl, prompts: Prompts, bench: Bench, name: str, repeats: int = 0
+    ctx: Context,
+    control: ServiceControl,
+    prompts: Prompts,
+    bench: Bench,
+    name: str,
+    repeats: int = 0,
+    *,
+    calibrated: bool = True,
 ) -> dict[str, Any]:
     """All rounds in one process of the venv's Python (importing the client takes longer than a round).
 
     repeats: how often a round runs the prompts; 0: as often as `min_round_s` wants, found by the warm-up.
+    calibrated: the calibration loop runs before each round that counts; speed that nobody judges needs none.
     Returns {"bench", "repeats", "rounds", "loop", "figures", "also"}: the rounds of the operating concurrency
-    as the client gave them, without texts (the warm-up has `warmup`); `loop` in seconds, one a round;
+    as the client gave them, without texts (the warm-up has `warmup`); `loop` in seconds, one a round or none;
     `figures` are medians over the rounds that count; `also` the figures of the other concurrencies. Raises
     StepFailed.
     """
@@ -61,8 +69,15 @@ def client(  # noqa: PLR0917
     script, output = folder / "bench_client.py", folder / "rounds.jsonl"
     script.write_bytes((resources.files(__package__) / "scripts" / "bench_client.py").read_bytes())
     request = folder / "request.json"
-    asked = {**asdict(bench), "repeats": repeats, "url": control.endpoint.url, "dataset": str(prompts.path)}
-    request.write_text(json.dumps({**asked, "output": str(output)}))
+    asked = {
+        **asdict(bench),
+        "repeats": repeats,
+        "calibrated": calibrated,
+        "url": control.endpoint.url,
+        "dataset": str(prompts.path),
+        "output": str(output),
+    }
+    request.write_text(json.dumps(asked))
     user = staging.run_as(ctx)
     if user:
         shutil.chown(folder, user)
@@ -91,7 +106,7 @@ def client(  # noqa: PLR0917
         "bench": asdict(bench),
         "repeats": own[-1]["repeats"] if own else 0,
         "rounds": own,
-        "loop": [r["loop_s"] for r in own if not r["warmup"]],
+        "loop": [r["loop_s"] for r in own if r["loop_s"] is not None],
         "figures": figures([r for r in own if not r["warmup"]]),
         "also": [
             {"concurrency": r["also"], "completed": r.get("completed"), **figures([r])}

@@ -3,11 +3,11 @@
     python bench_client.py REQUEST.json
 
 REQUEST: {"url", "dataset", "output", "num_prompts", "concurrency", "output_len", "rounds", "min_round_s",
-"repeats", "also"}. A warm-up round, then `rounds`, then one round at each concurrency of `also`. A round runs
-the prompts `repeats` times (0: as often as the warm-up says that `min_round_s` takes), each time with the
-cache flushed. Each round appends one JSON line to `output`: what the client returns, with details, and ours:
-warmup, also (the concurrency, or 0), repeats, loop_s (a fixed calibration loop's time before a round that is
-judged).
+"repeats", "also", "calibrated"}. A warm-up round, then `rounds`, then one round at each concurrency of
+`also`. A round runs the prompts `repeats` times (0: as often as the warm-up says that `min_round_s` takes),
+each time with the cache flushed. Each round appends one JSON line to `output`: what the client returns, with
+details, and ours: warmup, also (the concurrency, or 0), repeats, loop_s (a fixed calibration loop's time
+before a round that is judged; null without `calibrated`).
 SGLang's own parser makes the arguments, so that options unknown here have their defaults.
 """
 
@@ -155,7 +155,8 @@ def main() -> None:
     repeats = request["repeats"]
     for number, (warmup, also) in enumerate(kinds, 1):
         print(f"DDTREE-BENCH round {number} of {len(kinds)}", flush=True)
-        loop_s = None if warmup or also else round(calibration_loop(), 5)
+        judged = request["calibrated"] and not warmup and not also
+        loop_s = round(calibration_loop(), 5) if judged else None
         namespace.max_concurrency = also or request["concurrency"]
         times = 1 if warmup else repeats
         result = pooled([one(module, namespace, request["url"]) for _ in range(times)])

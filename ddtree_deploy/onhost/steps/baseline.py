@@ -47,7 +47,8 @@ def do(ctx: Context) -> str:
     options = ctx.option("bench", {})
     if options is not None:
         bench = measure.Bench.from_options(options, prompts)
-        data["bench"] = measure.client(ctx, control, prompts, bench, "before")
+        judged = judged_ratio(ctx) is not None
+        data["bench"] = measure.client(ctx, control, prompts, bench, "before", calibrated=judged)
         text += f"; {measure.shown(data['bench']['figures'])}"
     problem = _resolution(ctx, data)
     ctx.result(**data)
@@ -107,11 +108,9 @@ def _resolution(ctx: Context, data: dict[str, Any]) -> str:
 
     Returns why the run should end now: where it cannot be, and what cannot be decided is rolled back anyway.
     """
-    gate = benchmark_of(ctx)
-    min_ratio = gate.options.get("min_ratio", 0.95) if gate else None
-    if data["bench"] is None or min_ratio is None:
+    gate, min_ratio = benchmark_of(ctx), judged_ratio(ctx)
+    if data["bench"] is None or gate is None or min_ratio is None:
         return ""
-    assert gate is not None
     assumed = gate.options.get("assume_restart_sd")
     known = calibration.load(ctx.state_dir, data["identity"], assumed)
     data["restart"] = known.to_dict()
@@ -123,7 +122,7 @@ def _resolution(ctx: Context, data: dict[str, Any]) -> str:
         try:
             found = stats.resolution(
                 [r.throughput for r in rounds],
-                float(min_ratio),
+                min_ratio,
                 known.spread,
                 expected_ratio=float(gate.options.get("expected_ratio", 1.0)),
             )
@@ -149,3 +148,10 @@ def _resolution(ctx: Context, data: dict[str, Any]) -> str:
 def benchmark_of(ctx: Context) -> StepSpec | None:
     """The benchmark step that will judge against this baseline."""
     return next((s for s in ctx.plan.steps if s.kind == "benchmark"), None)
+
+
+def judged_ratio(ctx: Context) -> float | None:
+    """The min_ratio that the benchmark step will judge by; None where nobody judges the speed."""
+    gate = benchmark_of(ctx)
+    ratio = gate.options.get("min_ratio", 0.95) if gate else None
+    return None if ratio is None else float(ratio)

@@ -14,13 +14,13 @@ def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     serving.require_serving(ctx, control)
     before = serving.result_of(ctx, "baseline").get("bench")
-    after = _rounds(ctx, control, before)
+    min_ratio = ctx.option("min_ratio", 0.95)
+    after = _rounds(ctx, control, before, calibrated=before is not None and min_ratio is not None)
     bench = after["bench"]
     lost = verdict.rounds_complete(
         after["rounds"], int(bench["num_prompts"]), int(bench["output_len"]), int(after["repeats"])
     )
     seen = measure.shown(after["figures"])
-    min_ratio = ctx.option("min_ratio", 0.95)
     figures: dict[str, Any] = {
         "after": after,
         "before": {"figures": before["figures"]} if before else None,
@@ -43,13 +43,16 @@ def do(ctx: Context) -> str:
     return f"{judged.reason}; {lost.reason}; {measure.shown(before['figures'])} before, {seen} now"
 
 
-def _rounds(ctx: Context, control: ServiceControl, before: dict[str, Any] | None) -> dict[str, Any]:
+def _rounds(
+    ctx: Context, control: ServiceControl, before: dict[str, Any] | None, *, calibrated: bool
+) -> dict[str, Any]:
     """The rounds after, exactly as those before were run."""
     spec = next((s for s in ctx.plan.steps if s.kind == "baseline"), None)
     options = dict(spec.options) if spec else dict(ctx.step.options)
     prompts = greedy.load_prompts(ctx, str(options.get("prompts", reference.PROMPTS)))
     bench = measure.Bench.from_options(before["bench"] if before else options.get("bench") or {}, prompts)
-    return measure.client(ctx, control, prompts, bench, "after", int(before["repeats"]) if before else 0)
+    repeats = int(before["repeats"]) if before else 0
+    return measure.client(ctx, control, prompts, bench, "after", repeats, calibrated=calibrated)
 
 
 def _measurements(
