@@ -129,6 +129,11 @@ class SiteLock:
             self._lock.release()
 
 
+def starts_the_service(site_dir: Path) -> bool:
+    """A living run holds the venv, and says that the service is to start."""
+    return is_held(site_dir / LOCK) and bool(read_owner(site_dir).get("starts"))
+
+
 def read_owner(site_dir: Path) -> dict[str, Any]:
     owner = read_json(site_dir / OWNER)
     return owner if isinstance(owner, dict) else {}

@@ -62,6 +62,12 @@ def _recover_run(words: list[str]) -> int:
 
 
 def _guard(words: list[str]) -> int:
+    from .lock import starts_the_service
+
+    if starts_the_service(
+        Path(words[0])
+    ):  # nearly always: the service waits for this, so nothing else is imported
+        return 0
     from .guard_start import may_start
 
     return may_start(Path(words[0]), words[1])

@@ -10,6 +10,7 @@ import pytest
 from ddtree_deploy.onhost import guard_start, layout
 from ddtree_deploy.onhost.journal import Journal
 from ddtree_deploy.onhost.lock import SiteLock
+from ddtree_deploy.onhost.main import main
 from ddtree_deploy.onhost.service import unitfile
 
 UNIT = "sglang.service"
@@ -52,6 +53,7 @@ def test_a_start_that_the_run_asked_for_passes(site: Path, restarts: list[str]) 
     lock.acquire("run", "me", "rollout")
     lock.starts(True)
     assert guard_start.may_start(site, UNIT) == 0
+    assert main(["guard", str(site), UNIT]) == 0
     lock.release()
     assert restarts == []
 

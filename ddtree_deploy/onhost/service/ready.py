@@ -18,7 +18,9 @@ from .base import ServiceControl
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between looks at all processes
 _ATTEMPT_S = 60.0
-_PAUSE_S = 0.5  # between attempts, at most
+# Between attempts: a tenth of the time that went by, within these. A model that loads for minutes is not
+# asked twenty times a second, one that is up at once is not waited for.
+_PAUSE_S = (0.05, 0.5)
 _GPU_EVERY_S = 5.0
 # A server that waits in a loop reads a little all the time; loading reads much.
 _READ_STEP = 1 << 20
@@ -66,7 +68,7 @@ class Prober:
         self._thread.start()
 
     def _run(self) -> None:
-        pause = _PAUSE_S / 8
+        began = time.monotonic()
         while not self._stop.is_set():
             try:
                 made = generate(self.endpoint, self.prompt, self.max_new_tokens, seconds=_ATTEMPT_S)
@@ -78,8 +80,8 @@ class Prober:
                     self.answered.set()
                     return
                 self.last_error = "an answer without tokens"
-            self._stop.wait(pause)
-            pause = min(2 * pause, _PAUSE_S)
+            least, most = _PAUSE_S
+            self._stop.wait(min(most, max(least, (time.monotonic() - began) / 10)))
 
     def stop(self) -> None:
         self._stop.set()
