@@ -29,8 +29,9 @@ from tests.sandbox.breakable import PROJECT, Breakable, missing
 
 SLOW = 2.0
 SOUND_EVERY = 5  # trials
-# min_ratio and rounds of playbooks/rollout.yaml: with five instead of eight, one slow calibration loop on a shared
-# machine makes the loop's exact interval wide enough to take a true failure back. The rest of playbooks/sandbox.yaml.
+# min_ratio and rounds of playbooks/rollout.yaml: with five instead of eight, one slow calibration loop on a
+# shared machine makes the loop's exact interval wide enough to take a true failure back. The rest is that of
+# playbooks/sandbox.yaml.
 BENCH = {"num_prompts": 8, "concurrency": 4, "output_len": 16, "rounds": 8, "min_round_s": 2.0, "also": []}
 GATE = {"min_ratio": 0.9, "assume_restart_sd": 0.05, "host_change": 1.0}
 TOKENS = {"tokens": 8, "max_new_tokens": 32}

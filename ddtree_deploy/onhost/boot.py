@@ -1,4 +1,4 @@
-"""BOOT, the program that the controller hands to `PYTHON -I -S -c`: it takes the runner from fd 0, execs it.
+"""BOOT, which the controller hands to `PYTHON -I -S -c`: it takes the runner from fd 0, and becomes it.
 
 A runner that the host kept from an earlier run is not sent again (`kept`, see `codecache`); its digest is
 checked. fd 0 is read with exact `os.read` calls, so what follows the runner (plan, payload, control lines) is
@@ -56,8 +56,6 @@ try:
         fd = os.open(os.path.dirname(at), os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
-    argv = [sys.executable, "-I", "-S", path, "launch", folder, str(head["plan"]), str(head["payload"])]
-    os.execv(argv[0], argv)
 except Exception as e:
     for at in reversed(made):
         try:
@@ -71,4 +69,8 @@ except Exception as e:
     end.update(reason="cannot start on the host: " + " ".join(why.split()), next="")
     print(json.dumps(end, separators=(",", ":")), flush=True)
     sys.exit(1)
+sys.argv = [path, "launch", folder, str(head["plan"]), str(head["payload"])]
+sys.path.insert(0, path)
+import zipimport
+exec(zipimport.zipimporter(path).get_code("__main__"), {"__name__": "__main__"})
 """

@@ -36,6 +36,50 @@ def look() -> None:
         _watchers[-1]()
 
 
+class Call:
+    """A program that was started, to be asked for its end. It does not outlive the block of a `with`.
+
+    `more`: further arguments of subprocess.Popen (cwd, user). Raises OSError.
+    """
+
+    def __init__(self, argv: list[str], *, env: dict[str, str] | None = None, **more: Any) -> None:
+        self.argv = argv
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=env,
+            start_new_session=True,
+            **more,
+        )
+
+    def result(self, seconds: float) -> subprocess.CompletedProcess[str]:
+        """Both outputs as text, once it has ended. Raises subprocess.TimeoutExpired after `seconds`, and what
+        the watcher raises."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                out, err = self._process.communicate(timeout=LOOK_S)
+                return subprocess.CompletedProcess(self.argv, self._process.returncode, out, err)
+            except subprocess.TimeoutExpired:
+                look()
+                if time.monotonic() >= end:
+                    raise subprocess.TimeoutExpired(self.argv, seconds) from None
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill its whole session, if it has not ended."""
+        with self._process:
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+
 def call(
     argv: list[str], *, seconds: float, env: dict[str, str] | None = None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
@@ -45,31 +89,8 @@ def call(
 
     Raises OSError, subprocess.TimeoutExpired after `seconds`, and what the watcher raises.
     """
-    end = time.monotonic() + seconds
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=env,
-        start_new_session=True,
-        **more,
-    ) as process:
-        try:
-            while True:
-                try:
-                    out, err = process.communicate(timeout=LOOK_S)
-                    return subprocess.CompletedProcess(argv, process.returncode, out, err)
-                except subprocess.TimeoutExpired:
-                    look()
-                    if time.monotonic() >= end:
-                        raise subprocess.TimeoutExpired(argv, seconds) from None
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
+    with Call(argv, env=env, **more) as started:
+        return started.result(seconds)
 
 
 def in_thread(function: Callable[[], T], check: Callable[[], None] = look) -> T:

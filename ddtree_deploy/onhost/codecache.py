@@ -18,7 +18,7 @@ from typing import Any
 
 FOLDER = "code"
 KEEP = 8  # newest first
-Codes = dict[str, tuple[bool, types.CodeType]]  # module name -> (is a package, its code)
+Codes = dict[str, tuple[bool, bytes]]  # module name -> (is a package, its code as marshal gives it)
 _path = ""
 
 
@@ -81,7 +81,7 @@ class Finder:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        exec(self.codes[module.__name__][1], module.__dict__)
+        exec(marshal.loads(self.codes[module.__name__][1]), module.__dict__)
 
     def get_resource_reader(self, name: str) -> Any:
         import zipimport
@@ -117,7 +117,7 @@ def compiled(runner: str) -> Codes:
                 parts = file.removesuffix(".py").split("/")
                 package = parts[-1] == "__init__"
                 code = compile(archive.read(file), file, "exec", dont_inherit=True)
-                codes[".".join(parts[:-1] if package else parts)] = (package, code)
+                codes[".".join(parts[:-1] if package else parts)] = (package, marshal.dumps(code))
     return codes
 
 

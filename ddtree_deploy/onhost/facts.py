@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import codecache, detach, host_facts, layout, releases, site_facts
+from . import brief, codecache, detach, host_facts, layout, releases, site_facts
 from .facts_format import Facts, Kept, LockFacts, Release, ServiceFacts
 from .files import Files
 from .journal import read
@@ -23,14 +23,17 @@ RELEASES = 20
 OWNER_S = 2.0
 
 
-def main(request: dict[str, Any] | str) -> int:
-    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1."""
+def main(request: dict[str, Any] | str, begun: brief.Call | None = None) -> int:
+    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1.
+
+    begun: the probe of this interpreter's packages, where it was started before we were imported.
+    """
     try:
         value = json.loads(request) if isinstance(request, str) else request
         asked: FactsRequest = from_dict(FactsRequest, value)
         if asked.protocol != PROTOCOL:
             raise ProtocolError(f"protocol {asked.protocol}, this is {PROTOCOL}")
-        facts = gather(asked)
+        facts = gather(asked, begun)
     except (ProtocolError, site_facts.ProbeError, OSError, ValueError) as error:
         print(f"facts: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -38,10 +41,10 @@ def main(request: dict[str, Any] | str) -> int:
     return 0
 
 
-def gather(asked: FactsRequest) -> Facts:
+def gather(asked: FactsRequest, begun: brief.Call | None = None) -> Facts:
     """Raises ProbeError when the interpreter cannot say where its packages are."""
     python = sys.executable
-    site = site_facts.probe(python, asked.package)
+    site = site_facts.answer(begun) if begun else site_facts.probe(python, asked.package)
     package = site.packages.get(asked.package)
     folder = package.folder if package else ""
     state = layout.state_dir(asked.state_dir)

@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 from . import brief
+from .command_line import mask_argv
 from .facts_format import Gpu, Process
 from .service import proc
-from .service.launch import mask_argv
-from .site_facts import MARK
+from .site_probe import MARK
 from .text import escape
 
 GPU_S = 20.0

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import host_facts, layout, site_facts, staging
+from . import brief, host_facts, layout, site_facts, site_probe, staging
 from .context import Context, StepFailed
 from .facts_format import ServiceFacts
 from .files import FilesError
@@ -22,10 +22,16 @@ FS_APPEND = 0x20
 
 
 def examine(ctx: Context) -> str:
-    """All checks, cheap ones first."""
-    seen = [_drift(ctx), _disk(ctx), _interpreter(ctx)]
-    service = _service(ctx)
-    seen += [_gpus(ctx), _alone(ctx, service)]
+    """All checks, cheap ones first, while the venv's interpreter is at work on its answer."""
+    package = os.path.basename(ctx.plan.package_dir) or "sglang"
+    try:
+        begun = site_probe.begin(ctx.plan.python, package)
+    except OSError as error:
+        raise StepFailed(f"the venv's Python does not answer: {error}") from None
+    with begun:
+        seen = [_drift(ctx), _disk(ctx)]
+        service = _service(ctx)
+        seen += [_interpreter(ctx, begun), _gpus(ctx), _alone(ctx, service)]
     if service is not None:
         seen.append(_models(ctx))
     return "; ".join(s for s in seen if s)
@@ -92,12 +98,12 @@ def _disk(ctx: Context) -> str:
     return f"{least // 1024**2} MiB free"
 
 
-def _interpreter(ctx: Context) -> str:
+def _interpreter(ctx: Context, begun: brief.Call) -> str:
     """The venv's Python still finds site-packages and the package where the plan says."""
     plan = ctx.plan
     package = os.path.basename(plan.package_dir) if plan.package_dir else ""
     try:
-        site = site_facts.probe(plan.python, package or "sglang")
+        site = site_facts.answer(begun)
     except site_facts.ProbeError as error:
         raise StepFailed(f"the venv's Python does not answer: {error}") from None
     if site.purelib != plan.site:

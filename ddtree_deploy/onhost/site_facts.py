@@ -12,54 +12,13 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import brief
+from . import brief, site_probe
 from .facts_format import Package
 from .files import Files
 from .protocol import FileState
 
 PROBE_S = 60.0
 CONTENT_LIMIT = 1 << 20
-MARK = "DDTREE-PROBE "
-# Distribution -> module whose folder is asked; what decides whether a payload can run.
-DISTRIBUTIONS = {
-    "sglang": "sglang",
-    "torch": "torch",
-    "triton": "triton",
-    "sglang-kernel": "sgl_kernel",
-    "sgl-kernel": "sgl_kernel",
-    "flashinfer-python": "flashinfer",
-    "transformers": "transformers",
-    "numpy": "numpy",
-}
-
-# Runs with the site module, so that .pth files and editable finders do their work; whatever they print, the
-# answer is the
-# marked line. `find_spec` of a top-level name imports nothing.
-PROBE = """
-import importlib.metadata as metadata, importlib.util, json, os, sys, sysconfig
-found = {"purelib": sysconfig.get_paths()["purelib"], "python": list(sys.version_info[:3]), "packages": {}}
-for name, module in json.loads(sys.argv[1]).items():
-    try:
-        d = metadata.distribution(name)
-        version = d.version
-        url = json.loads(d.read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        version, url = "", {}
-    except ValueError:
-        url = {}
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    places = list(spec.submodule_search_locations or []) if spec else []
-    if version or (places and module == name):
-        found["packages"][name] = {
-            "version": version or "?",
-            "folder": os.path.abspath(places[0]) if places else "",
-            "editable": bool(url.get("dir_info", {}).get("editable")),
-        }
-print("\\n" + sys.argv[2] + json.dumps(found), flush=True)
-"""
 
 
 class ProbeError(Exception):
@@ -76,19 +35,26 @@ class Site:
 
 def probe(python: str, package: str = "sglang") -> Site:
     """Ask `python`. As root, in somebody else's venv, its owner asks. Raises ProbeError."""
-    names = {**DISTRIBUTIONS, package: package}
-    argv = [python, "-I", "-B", "-c", PROBE, json.dumps(names), MARK]
     try:
-        done = brief.call(argv, seconds=PROBE_S, cwd="/", **owner_of(python))
+        with site_probe.begin(python, package) as begun:
+            return answer(begun)
+    except OSError as error:
+        raise ProbeError(str(error)) from None
+
+
+def answer(begun: brief.Call) -> Site:
+    """What a probe that was begun found. Raises ProbeError."""
+    try:
+        done = begun.result(PROBE_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise ProbeError(str(error)) from None
-    answers = [line for line in done.stdout.split("\n") if line.startswith(MARK)]
+    answers = [line for line in done.stdout.split("\n") if line.startswith(site_probe.MARK)]
     errors = done.stderr.strip().splitlines()
     if not answers:
         raise ProbeError(
-            f"{python} ended with {done.returncode}: {errors[-1] if errors else 'it said nothing'}"
+            f"{begun.argv[0]} ended with {done.returncode}: {errors[-1] if errors else 'it said nothing'}"
         )
-    value: dict[str, Any] = json.loads(answers[-1][len(MARK) :])
+    value: dict[str, Any] = json.loads(answers[-1][len(site_probe.MARK) :])
     packages = {name: Package(**p) for name, p in value["packages"].items()}
     return Site(os.path.realpath(value["purelib"]), value["python"], packages, errors[0] if errors else "")
 
@@ -118,14 +84,6 @@ def freeze(site: str) -> list[str]:
         if dot and dash and name.endswith(".dist-info"):
             found.append(f"{title.replace('_', '-').lower()}=={version}")
     return sorted(found)
-
-
-def owner_of(python: str) -> dict[str, Any]:
-    """Arguments for subprocess: as root, be the owner of the venv that `python` belongs to; else nothing."""
-    info = os.stat(os.path.dirname(os.path.dirname(python)))
-    if os.geteuid() or info.st_uid == 0:
-        return {}
-    return {"user": info.st_uid, "group": info.st_gid, "extra_groups": []}
 
 
 def path_of(ref: str, site: str, package_dir: str) -> str:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -25,7 +26,7 @@ from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
-from ddtree_deploy.running import local_step, signing
+from ddtree_deploy.running import local_step, signing, zipapp
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
@@ -142,7 +143,10 @@ def run_host(host: Host, job: Job) -> Outcome:
 def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     begun = time.monotonic()
     key = host.secrets()  # bad input is found before the host is asked
-    link = session.dial()
+    with ThreadPoolExecutor(1) as pool:
+        packing = pool.submit(zipapp.pack)  # while we wait for the network
+        link = session.dial()
+        packing.result()
     emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
     begun = time.monotonic()
     facts = ask_facts(link, host, plan.facts_request(host, job.payload))

@@ -54,8 +54,11 @@ if _CODES:
 else:
     print({mark!r}, flush=True)
     _SOURCES.update(json.loads(zlib.decompress(take({length}))))
-from onhost.facts import main
-sys.exit(main({request!r}))
+from onhost import site_probe
+with site_probe.begin(sys.executable, {package!r}) as begun:  # it works while the rest is imported
+    from onhost.facts import main
+    status = main({request!r}, begun)
+sys.exit(status)
 """
 
 
@@ -94,6 +97,12 @@ def runner_digest() -> str:
     return hashlib.sha256(runner()).hexdigest()
 
 
+def pack() -> None:
+    """Make all that is the same for every host; what asks for it later has it at once."""
+    runner_digest()
+    _facts_sources()
+
+
 @dataclass(frozen=True)
 class Program:
     """The facts script in parts: `PYTHON -I -S -c CODE` reads `start` from stdin, and says whether it needs
@@ -122,6 +131,7 @@ def facts_program(request: FactsRequest) -> Program:
         mark=SOURCES_MARK,
         length=len(later),
         request=json.dumps(to_dict(request)),
+        package=request.package,
         state_dir=request.state_dir,
         digest=digest(sources()),
     ).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from ddtree_deploy.onhost import codecache
 from ddtree_deploy.onhost.protocol import PROTOCOL, SOURCES_MARK, FactsRequest
 from ddtree_deploy.running import zipapp
+
+FACTS = "def main(text, begun): print('from the cache'); return 7"
 
 
 @pytest.fixture
@@ -49,14 +52,16 @@ def test_the_second_start_compiles_no_more_than_the_way_to_the_cache(
     assert file.stat().st_mode & 0o777 == 0o600
     codes = codecache.load(str(file))
     assert {"onhost", "onhost.main", "onhost.runner", "onhost.steps.install"} <= set(codes)
-    codes["onhost.main"] = (False, compile("def main(argv): print('from the cache'); return 7", "m", "exec"))
+    codes["onhost.main"] = (
+        False,
+        marshal.dumps(compile("def main(argv): print('from the cache'); return 7", "m", "exec")),
+    )
     rewrite(file, codes)
     done = start(runner)
     assert (done.returncode, done.stdout) == (7, "from the cache\n")
 
 
 def rewrite(file: Path, codes: codecache.Codes) -> None:
-    import marshal
     import zlib
 
     data = marshal.dumps(codes)
@@ -105,7 +110,7 @@ def test_facts_use_the_cache_and_answer_the_same(runner: Path, monkeypatch: pyte
     keys = [json.loads(done.stdout.split(b"DDTREE-FACTS ")[-1]).keys() for done in (plain, cached)]
     assert keys[0] == keys[1] and not plain.stderr and not cached.stderr
     codes = codecache.load(str(file))
-    codes["onhost.facts"] = (False, compile("def main(text): print('from the cache'); return 7", "m", "exec"))
+    codes["onhost.facts"] = (False, marshal.dumps(compile(FACTS, "m", "exec")))
     rewrite(file, codes)
     done = subprocess.run(argv, input=program.start, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (7, b"from the cache\n")

@@ -1,0 +1,66 @@
+"""Ask a venv's interpreter what is installed there. `site_facts` reads the answer; the question is put here,
+with as few imports as can be, so that the interpreter is at work while its asker still loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from . import brief
+
+MARK = "DDTREE-PROBE "
+# Distribution -> module whose folder is asked; what decides whether a payload can run.
+DISTRIBUTIONS = {
+    "sglang": "sglang",
+    "torch": "torch",
+    "triton": "triton",
+    "sglang-kernel": "sgl_kernel",
+    "sgl-kernel": "sgl_kernel",
+    "flashinfer-python": "flashinfer",
+    "transformers": "transformers",
+    "numpy": "numpy",
+}
+
+# Runs with the site module, so that .pth files and editable finders do their work; whatever they print, the
+# answer is the marked line. `find_spec` of a top-level name imports nothing.
+PROBE = """
+import importlib.metadata as metadata, importlib.util, json, os, sys, sysconfig
+found = {"purelib": sysconfig.get_paths()["purelib"], "python": list(sys.version_info[:3]), "packages": {}}
+for name, module in json.loads(sys.argv[1]).items():
+    try:
+        d = metadata.distribution(name)
+        version = d.version
+        url = json.loads(d.read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        version, url = "", {}
+    except ValueError:
+        url = {}
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if version or (places and module == name):
+        found["packages"][name] = {
+            "version": version or "?",
+            "folder": os.path.abspath(places[0]) if places else "",
+            "editable": bool(url.get("dir_info", {}).get("editable")),
+        }
+print("\\n" + sys.argv[2] + json.dumps(found), flush=True)
+"""
+
+
+def begin(python: str, package: str = "sglang") -> brief.Call:
+    """Start it. As root, in somebody else's venv, its owner asks. Raises OSError."""
+    names = {**DISTRIBUTIONS, package: package}
+    return brief.Call([python, "-I", "-B", "-c", PROBE, json.dumps(names), MARK], cwd="/", **owner_of(python))
+
+
+def owner_of(python: str) -> dict[str, Any]:
+    """Arguments for subprocess: as root, be the owner of the venv that `python` belongs to; else nothing."""
+    info = os.stat(os.path.dirname(os.path.dirname(python)))
+    if os.geteuid() or info.st_uid == 0:
+        return {}
+    return {"user": info.st_uid, "group": info.st_gid, "extra_groups": []}
