@@ -168,15 +168,16 @@ def test_case_12_a_rolled_back_run_ends_with_another_code_than_0_and_says_so(dep
     deployment.host.mood(when={"DDTREE": {"wrong_tokens": 0}})
     outcome = deployment.rollout().expect(1, "tokens").outcome
     assert "rolled back: " in outcome["reason"] and outcome["state"] == "as before", outcome
-    (release,) = (r for r in releases(deployment) if r["run"] == outcome["run"])  # the host has had others
-    assert release["verdict"] == "bad"
+    assert verdict_of(deployment, outcome["run"]) == "bad"
 
 
-def releases(deployment: Gated) -> list[dict[str, str]]:
+def verdict_of(deployment: Gated, run: str) -> str:
+    """Of this run; the host has had others."""
     done = deployment.controller.run("releases", deployment.host.name).expect(0)
     (event,) = [e for e in done.events if e["e"] == "releases"]
-    found: list[dict[str, str]] = event["releases"]
-    return found
+    (verdict,) = (r["verdict"] for r in event["releases"] if r["run"] == run)
+    assert isinstance(verdict, str)
+    return verdict
 
 
 def test_case_15_gates_that_nobody_asked_are_no_pass(deployment: Gated) -> None:
@@ -188,7 +189,7 @@ def test_case_15_gates_that_nobody_asked_are_no_pass(deployment: Gated) -> None:
     died = running.finish().expect(3)
     assert died.verdicts()["benchmark"] == "pass" and "soak" not in died.verdicts()
     deployment.controller.run("recover", host.name).expect(0)
-    assert releases(deployment)[-1]["verdict"] == "rolled-back"
+    assert verdict_of(deployment, died.outcome["run"]) == "rolled-back"
     assert deployment.algorithm() == "DFLASH"
 
 
