@@ -37,6 +37,9 @@ def main() -> int:
         print("\n".join(map(str, sorted(chosen, key=str))))
         print(table.left_out())
         return 0
+    if not chosen and not options.mutations:
+        print(f"no cell is named like {options.only!r}; --list names them, --doubles N draws more pairs")
+        return 2
     begun = time.monotonic()
     commands.prepare()
     print(f"seed {options.seed}, {len(chosen)} cells, {options.hosts} hosts", flush=True)
