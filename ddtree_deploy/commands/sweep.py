@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.sweep_table import CHAIN, LOOP_LIMIT
+from ddtree_deploy.onhost.sweep_table import CHAIN
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.plan import PlanResult, RunOptions
 from ddtree_deploy.report import bundle
@@ -112,11 +111,7 @@ def lines(host: str, result: dict[str, Any]) -> list[str]:
 
 def moved_hosts(rows: list[dict[str, Any]]) -> list[str]:
     """The budgets whose rounds say nothing, because the host ran at another speed then."""
-    found = {
-        r["budget"]: p
-        for r in rows
-        if abs(math.log1p((p := r.get("host_percent") or 0.0) / 100)) > LOOP_LIMIT
-    }
+    found = {r["budget"]: r["host_percent"] for r in rows if r["host_moved"]}
     return [
         f"budget {budget}: not compared, the host itself ran {abs(percent):.0f} % "
         f"{'slower' if percent < 0 else 'faster'} than during the chain's rounds: --fresh, when it is quiet"

@@ -23,26 +23,31 @@ def table(blocks: Sequence[dict[str, Any]], known: RestartSpread | None = None) 
     """{"rows", "best", "schedule", "restart"}.
 
     rows: per concurrency and budget {concurrency, budget, rounds, output_tokens_per_s, ratio, interval,
-    steps_per_token, accept_length, ttft_ms, tpot_ms, host_percent}; ratio and interval against the chain,
-    both None where the host ran at another speed then (host_percent: by how much faster). best: per
-    concurrency {concurrency, budget, ratio, interval, equals}: the budget with the highest ratio, the chain
-    where none is faster for sure; `equals` are those that it cannot be told from. known: this host's
-    calibration, where there is one.
+    steps_per_token, accept_length, ttft_ms, tpot_ms, host_percent, host_moved}; ratio and interval against
+    the chain, both None where there are too few rounds, or the host itself ran at another speed then
+    (host_moved; host_percent: by how much faster). best: per concurrency {concurrency, budget, ratio,
+    interval, equals}: the budget with the highest ratio, the chain where none is faster for sure; `equals`
+    are those that it cannot be told from. known: this host's calibration, where there is one.
     """
     passes = len({b["pass"] for b in blocks})
     spread, source = restart_spread(blocks, known)
-    moved = host_shifts(blocks)
+    shifts = host_shifts(blocks)
+    moved = {n for n, shift in shifts.items() if abs(shift) > LOOP_LIMIT}
     rows: list[dict[str, Any]] = []
     best: list[dict[str, Any]] = []
     for c in sorted({int(c) for b in blocks for c in b["by_concurrency"]}):
         arms = _arms(blocks, c)
         intervals = {
-            n: None if abs(moved.get(n, 0.0)) > LOOP_LIMIT else _interval(arms[CHAIN], arm, spread, passes)
+            n: None if n in moved else _interval(arms[CHAIN], arm, spread, passes)
             for n, arm in arms.items()
             if n != CHAIN
         }
         rows += [
-            {**_row(blocks, c, n, arm, intervals.get(n)), "host_percent": _percent(moved.get(n))}
+            {
+                **_row(blocks, c, n, arm, intervals.get(n)),
+                "host_percent": _percent(shifts.get(n)),
+                "host_moved": n in moved,
+            }
             for n, arm in sorted(arms.items())
         ]
         best.append(_best(c, intervals))

@@ -91,7 +91,7 @@ def sweep(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
     if found is None:
         return None
     plots = [Markup(svg) for figure in charts.SWEEP if (svg := charts.sweep(found["rows"], *figure))]
-    rows = [{"host_percent": None, **row} for row in found["rows"]]
+    rows = [{"host_percent": None, "host_moved": False, **row} for row in found["rows"]]
     return {"rows": rows, **{k: found[k] for k in ("best", "schedule", "restart")}, "plots": plots}
 
 

@@ -128,12 +128,15 @@ def test_a_budget_that_was_measured_while_the_host_ran_slower_is_not_compared() 
         block["loop"] *= {8: 2.5, 16: 1.05}.get(block["budget"], 1.0)
     found = sweep_table.table(made, QUIET)
     rows = {r["budget"]: r for r in found["rows"]}
-    assert rows[8]["interval"] is None and rows[8]["host_percent"] == -60.0
+    assert rows[8]["interval"] is None and rows[8]["host_percent"] == -60.0 and rows[8]["host_moved"]
     assert rows[16]["interval"] is not None and rows[16]["host_percent"] == pytest.approx(-4.8)
+    assert not rows[16]["host_moved"]
     assert [r["budget"] for r in found["best"]] == [16]
     (said,) = sweep.moved_hosts(found["rows"])
     assert said.startswith("budget 8: not compared, the host itself ran 60 % slower than during the chain's")
     assert said in sweep.lines("box", found)
+    drawn = html.sweep([{"kind": "sweep", "figures": found}])
+    assert drawn is not None and [r["budget"] for r in drawn["rows"] if r["host_moved"]] == [8]
     for block in made:
         del block["loop"]
     unknown = sweep_table.table(made, QUIET)["rows"]
