@@ -1,13 +1,9 @@
-"""What every step gets: the plan, the run's folder, a journal, processes with a deadline, interruption."""
+"""What every step gets: the plan, the run's folder, a journal, a deadline, interruption."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,18 +35,6 @@ class Interrupt(Exception):
 
 class UndoFailed(Exception):
     """The recorded state could not be reached. The message says what is different, and where."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A process that ended. `output` is the tail (at most 64 KiB) of both streams together."""
-
-    argv: list[str]
-    rc: int
-    seconds: float
-    output: str
-    log: Path
-    stdout: str = ""  # the tail of standard output alone
 
 
 @dataclass
@@ -138,41 +122,3 @@ class Context:
         else:
             self.stop_event.wait(wait)
         self.check()
-
-    def process(
-        self,
-        argv: list[str],
-        *,
-        env: dict[str, str] | None = None,
-        cwd: str | Path | None = None,
-        timeout: float | None = None,
-        log_name: str = "",
-        user: str = "",
-        on_line: Callable[[str], None] | None = None,
-    ) -> Finished:
-        """Run a program in its own process group, log both streams, kill the whole group at the deadline.
-
-        `env` is the whole environment (None: a minimal one). `user`: run as this user when we are root.
-        Lines go to `on_line` (default: shown as progress). Raises StepFailed on time-out, Interrupt if asked.
-        """
-        from .process import run_process
-
-        return run_process(self, argv, env, cwd, timeout, log_name, user, on_line)
-
-
-def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
-    """Signal a whole process group; a group that is already gone is fine."""
-    try:
-        os.killpg(pid, sig)
-    except ProcessLookupError:
-        return
-
-
-def reap(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """TERM, then KILL, a process started in its own group."""
-    kill_group(process.pid, signal.SIGTERM)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        kill_group(process.pid)
-        process.wait()

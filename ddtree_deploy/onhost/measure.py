@@ -13,6 +13,7 @@ from typing import Any
 from . import staging, verdict
 from .context import Context, StepFailed
 from .greedy import Prompts
+from .process import run_process
 from .service import ServiceControl
 from .speed_gate import Round
 
@@ -85,7 +86,8 @@ def client(  # noqa: PLR0917
     if control.endpoint.api_key:
         env["OPENAI_API_KEY"] = control.endpoint.api_key  # where the client looks for it
     ctx.progress("loading SGLang's benchmark client")
-    finished = ctx.process(
+    finished = run_process(
+        ctx,
         [ctx.plan.python, str(script), str(request)],
         env=env,
         cwd=folder,

@@ -12,14 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from .command_line import mask_argv
+from .context import Context, StepFailed
 from .text import escape, mask
-
-if TYPE_CHECKING:
-    from .context import Context, Finished
 
 TAIL = 64 * 1024
 LOG_LIMIT = 64 * 1024 * 1024
@@ -42,19 +41,36 @@ def other_user(user: str) -> str:
     return user if user and os.geteuid() == 0 and user != pwd.getpwuid(0).pw_name else ""
 
 
-def run_process(  # noqa: PLR0917
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended. `output` is the tail (at most 64 KiB) of both streams together."""
+
+    argv: list[str]
+    rc: int
+    seconds: float
+    output: str
+    log: Path
+    stdout: str = ""  # the tail of standard output alone
+
+
+def run_process(
     ctx: Context,
     argv: list[str],
-    env: dict[str, str] | None,
-    cwd: str | Path | None,
-    timeout: float | None,
-    log_name: str,
-    user: str,
-    on_line: Callable[[str], None] | None,
+    *,
+    env: dict[str, str] | None = None,
+    cwd: str | Path | None = None,
+    timeout: float | None = None,
+    log_name: str = "",
+    user: str = "",
+    on_line: Callable[[str], None] | None = None,
 ) -> Finished:
-    """See `Context.process`. Raises StepFailed when the program cannot be started or ran out of time."""
-    from .context import Finished, StepFailed
+    """Run a program in its own process group, log both streams, kill the whole group at the deadline.
 
+    `env` is the whole environment (None: a minimal one). `timeout`: seconds, beside the step's own. `user`:
+    run as this user when we are root. Lines go to `on_line` (default: shown as progress).
+
+    Raises StepFailed when it cannot be started or ran out of time, Interrupt if asked.
+    """
     user = other_user(user)
     mark = f"{ctx.plan.run}/{time.monotonic_ns()}"
     whole_env = {**(minimal_env(user) if env is None else env), MARK: mark}

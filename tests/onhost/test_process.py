@@ -13,7 +13,7 @@ import pytest
 
 from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed
 from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.process import kill_marked
+from ddtree_deploy.onhost.process import kill_marked, run_process
 from ddtree_deploy.onhost.protocol import Plan, StepSpec
 
 MIB = 1024 * 1024
@@ -38,7 +38,7 @@ def test_case_01_ten_mebibytes_on_both_streams_at_once(ctx: Context) -> None:
         "t = threading.Thread(target=f, args=(sys.stderr,))\n"
         "t.start(); f(sys.stdout); t.join(); print('last')"
     )
-    done = ctx.process(python(code))
+    done = run_process(ctx, python(code))
     assert done.rc == 0
     assert done.log.stat().st_size > 20 * MIB
     assert len(done.output) <= 64 * 1024
@@ -48,43 +48,43 @@ def test_case_01_ten_mebibytes_on_both_streams_at_once(ctx: Context) -> None:
 
 def test_progress_bars_and_control_characters_are_shown_as_text(ctx: Context) -> None:
     lines: list[str] = []
-    ctx.process(["/bin/sh", "-c", "printf '10%%\\r20%%\\r\\033[31mred\\n'"], on_line=lines.append)
+    run_process(ctx, ["/bin/sh", "-c", "printf '10%%\\r20%%\\r\\033[31mred\\n'"], on_line=lines.append)
     assert lines == ["10%", "20%", "\\x1b[31mred"]
 
 
 def test_a_program_that_is_not_there(ctx: Context) -> None:
     with pytest.raises(StepFailed, match="cannot run /nonexistent: No such file"):
-        ctx.process(["/nonexistent"])
+        run_process(ctx, ["/nonexistent"])
 
 
 def test_an_interrupt_ends_the_program(ctx: Context) -> None:
     threading.Timer(0.1, ctx.stop_event.set).start()
     with pytest.raises(Interrupt):
-        ctx.process(["/bin/sleep", "600"])
+        run_process(ctx, ["/bin/sleep", "600"])
 
 
 def test_one_that_ignores_sigterm_is_killed(ctx: Context) -> None:
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     with pytest.raises(StepFailed, match="took longer than 1 s; last line: up"):
-        ctx.process(python(code), timeout=1.0)
+        run_process(ctx, python(code), timeout=1.0)
 
 
 def test_a_child_that_keeps_the_pipes_open_is_not_waited_for(ctx: Context) -> None:
-    done = ctx.process(["/bin/sh", "-c", "setsid sleep 30 & echo ended"])
+    done = run_process(ctx, ["/bin/sh", "-c", "setsid sleep 30 & echo ended"])
     assert done.stdout == "ended\n"
     assert len(kill_marked("r/")) == 1
 
 
 def test_the_environment_is_minimal(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEAK", "1")
-    names = {line.partition("=")[0] for line in ctx.process(["/usr/bin/env"]).stdout.splitlines()}
+    names = {line.partition("=")[0] for line in run_process(ctx, ["/usr/bin/env"]).stdout.splitlines()}
     assert names == {"HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "DDTREE_DEPLOY_RUN"}
 
 
 def test_secrets_are_masked_everywhere(ctx: Context) -> None:
     ctx.journal.secrets = ["s3cr3t-value"]
     lines: list[str] = []
-    done = ctx.process(["/bin/echo", "--api-key", "other-secret", "s3cr3t-value"], on_line=lines.append)
+    done = run_process(ctx, ["/bin/echo", "--api-key", "other-secret", "s3cr3t-value"], on_line=lines.append)
     assert lines == ["--api-key other-secret ***"]
     shown = [e["argv"] for e in read(ctx.journal.path)[0] if e["e"] == "output"]
     assert shown == ["/bin/echo --api-key *** ***"]
@@ -94,9 +94,9 @@ def test_secrets_are_masked_everywhere(ctx: Context) -> None:
 def test_as_root_it_runs_as_the_user_asked_for(ctx: Context) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    done = ctx.process(["/usr/bin/id", "-un"], user="nobody")
+    done = run_process(ctx, ["/usr/bin/id", "-un"], user="nobody")
     assert done.stdout.strip() == "nobody"
-    home = ctx.process(["/bin/sh", "-c", "echo $HOME"], user="nobody").stdout.strip()
+    home = run_process(ctx, ["/bin/sh", "-c", "echo $HOME"], user="nobody").stdout.strip()
     assert home == pwd.getpwnam("nobody").pw_dir
 
 
@@ -104,6 +104,6 @@ def test_a_full_disk_costs_the_log_but_not_the_verdict(ctx: Context, monkeypatch
     from ddtree_deploy.onhost import process
 
     monkeypatch.setattr(process, "LOG_LIMIT", 10)
-    done = ctx.process(["/bin/sh", "-c", "seq 100"])
+    done = run_process(ctx, ["/bin/sh", "-c", "seq 100"])
     assert done.rc == 0
     assert done.stdout.endswith("99\n100\n")

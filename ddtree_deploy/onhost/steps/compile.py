@@ -7,6 +7,7 @@ import shutil
 
 from .. import staging
 from ..context import Context, StepFailed, StepSkipped
+from ..process import run_process
 
 # Runs on the host's interpreter. Reads [[staged, name, compiled], ...] and prints one JSON line of errors.
 SCRIPT = """
@@ -41,7 +42,7 @@ def do(ctx: Context) -> str:
     (root / "compile.json").chmod(0o644)
     argv = [ctx.plan.python, "-I", "-S", "-B", "-c", SCRIPT, str(root / "compile.json")]
     lines: list[str] = []
-    done = ctx.process(argv, user=user, on_line=lines.append)
+    done = run_process(ctx, argv, user=user, on_line=lines.append)
     shutil.rmtree(cache)
     try:
         errors = json.loads(done.stdout.strip().splitlines()[-1])

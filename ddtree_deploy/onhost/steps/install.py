@@ -10,6 +10,7 @@ from typing import Any
 from .. import bytecode, guard, releases, staging
 from ..context import Context, StepFailed, UndoFailed
 from ..files import Entry, Files
+from ..process import run_process
 from ..staging import Wanted
 from .backup import live_changes
 
@@ -128,7 +129,7 @@ def _verify(ctx: Context, files: Files, wanted: list[Wanted]) -> None:
     if not expected:
         return
     argv = [ctx.plan.python, "-I", "-B", "-c", FIND, *expected]
-    done = ctx.process(argv, user=staging.run_as(ctx), on_line=lambda line: None)
+    done = run_process(ctx, argv, user=staging.run_as(ctx), on_line=lambda line: None)
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

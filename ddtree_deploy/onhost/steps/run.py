@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..context import Context, StepFailed, UndoFailed
-from ..process import minimal_env
+from ..process import minimal_env, run_process
 from ..text import escape
 
 
@@ -15,7 +15,7 @@ def do(ctx: Context) -> str:
     user = ctx.option("user", "")
     if undo_command:
         ctx.intent(op="run", argv=undo_command, user=user)
-    done = ctx.process(command, env=_env(ctx, user), user=user)
+    done = run_process(ctx, command, env=_env(ctx, user), user=user)
     if done.rc != 0:
         raise StepFailed(f"{command[0]} ended with {done.rc}: {_last(done.output)}")
     if undo_command:
@@ -26,7 +26,9 @@ def do(ctx: Context) -> str:
 def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     for intent in reversed(intents):
         user = intent["user"]
-        done = ctx.process(intent["argv"], env=_env(ctx, user), user=user, log_name=f"{ctx.step.name}-undo")
+        done = run_process(
+            ctx, intent["argv"], env=_env(ctx, user), user=user, log_name=f"{ctx.step.name}-undo"
+        )
         if done.rc != 0:
             raise UndoFailed(f"{intent['argv'][0]} ended with {done.rc}: {_last(done.output)}")
 

@@ -10,7 +10,7 @@ from typing import Any
 from .. import host_facts, staging
 from ..command_line import mask_argv
 from ..context import Context, StepFailed, StepSkipped
-from ..process import minimal_env
+from ..process import minimal_env, run_process
 from ..text import escape
 from .backup import live_changes
 
@@ -97,7 +97,8 @@ def _check(ctx: Context, check: dict[str, Any], env: dict[str, str]) -> float:
         # The check parses the command line; what its secrets are is nothing to it, nor to the process list.
         argv += ["--", *mask_argv(staging.control_of(ctx).future_argv())]
     ctx.progress(f"check {name}")
-    done = ctx.process(
+    done = run_process(
+        ctx,
         argv,
         env=env,
         cwd=staging.root(ctx),
