@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ddtree_deploy.console.view import JsonView, PlainView, View
+from ddtree_deploy.console.view import JsonView, PlainView
+from ddtree_deploy.running.view import View
 
 __all__ = ["JsonView", "PlainView", "View", "choose", "is_terminal"]
 

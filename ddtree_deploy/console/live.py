@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
-from ddtree_deploy.console.view import Event, line_of, print_error
+from ddtree_deploy.console.view import line_of, print_error
 from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.view import Event
 from ddtree_deploy.text import safe, span
 
 MARKS = {

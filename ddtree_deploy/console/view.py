@@ -1,4 +1,4 @@
-"""What every way of showing a run must do, and the plain one: one line an event, for pipes and CI logs."""
+"""The plain ways of showing a run: one line an event for pipes and CI logs, or one JSON object."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO
 
 from ddtree_deploy import again
 from ddtree_deploy.console.summary import fleet_lines, host_lines
 from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.view import Event
 from ddtree_deploy.text import safe, span
 
-Event = dict[str, Any]
 PROGRESS_EVERY_S = 5.0
-
-
-class View(Protocol):
-    """Shows a run. `event` takes the host's journal events and the controller's own (docs/events.md)."""
-
-    def event(self, host: str, run: str, event: Event) -> None: ...
-    def text(self, lines: list[str]) -> None:
-        """Show lines that are for people only (a plan)."""
-
-    def outcome(self, outcome: Outcome) -> None: ...
-    def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None: ...
-    def close(self) -> None: ...
 
 
 class PlainView:

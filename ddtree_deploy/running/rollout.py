@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ddtree_deploy import ssh
-from ddtree_deploy.console import View
 from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupted, LockedError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
@@ -33,6 +32,7 @@ from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record, RunRecord
 from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import Cargo, ask_facts, run_dir_of, runner_on
+from ddtree_deploy.running.view import View
 
 NOTHING_DONE = "nothing was touched"
 
