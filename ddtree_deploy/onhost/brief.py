@@ -44,6 +44,7 @@ class Call:
 
     def __init__(self, argv: list[str], *, env: dict[str, str] | None = None, **more: Any) -> None:
         self.argv = argv
+        self._over = False
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -63,6 +64,7 @@ class Call:
         while True:
             try:
                 out, err = self._process.communicate(timeout=LOOK_S)
+                self._over = True
                 return subprocess.CompletedProcess(self.argv, self._process.returncode, out, err)
             except subprocess.TimeoutExpired:
                 look()
@@ -73,9 +75,9 @@ class Call:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill its whole session, if it has not ended."""
+        """Unless its end was seen, kill its whole session: what it left behind may still hold its outputs."""
         with self._process:
-            if self._process.poll() is None:
+            if not self._over:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 

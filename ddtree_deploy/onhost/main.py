@@ -64,9 +64,8 @@ def _recover_run(words: list[str]) -> int:
 def _guard(words: list[str]) -> int:
     from .lock import starts_the_service
 
-    if starts_the_service(
-        Path(words[0])
-    ):  # nearly always: the service waits for this, so nothing else is imported
+    # Nearly always; and the service waits for this, so nothing else is imported.
+    if starts_the_service(Path(words[0])):
         return 0
     from .guard_start import may_start
 

@@ -13,7 +13,7 @@ from ..http import Endpoint, running_requests
 from . import proc
 from .base import Footprint, ServiceControl
 
-_POLL_S = 0.2
+_POLL_S = (0.02, 0.2)  # a tenth of the time that went by, within these
 # After the main process is gone its children get this long before they are asked, too.
 _CHILDREN_S = 3.0
 
@@ -76,7 +76,8 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
             for pid in sorted(left):
                 ctx.progress(f"SIGKILL to process {pid}: {_command(pid)}")
                 _kill(pid, signal.SIGKILL)
-        ctx.pause(_POLL_S)
+        least, most = _POLL_S
+        ctx.pause(min(most, max(least, waited / 10)))
 
 
 def held_ports(before: Footprint, endpoint: int) -> dict[int, set[int]]:
