@@ -65,3 +65,10 @@ def test_a_call_in_a_thread_is_given_up_with_the_step_and_hands_its_error_on() -
     assert brief.in_thread(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         brief.in_thread(lambda: 1 // 0)
+
+
+def test_a_child_that_keeps_the_outputs_open_is_killed_though_its_parent_has_ended() -> None:
+    mark = f"sleep 600.{time.monotonic_ns()}"
+    with pytest.raises(subprocess.TimeoutExpired):
+        brief.call(["/bin/sh", "-c", f"{mark} & exit 0"], seconds=0.5)
+    until(lambda: subprocess.run(["pgrep", "-f", mark], check=False, capture_output=True).returncode == 1)
