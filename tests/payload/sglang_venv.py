@@ -49,6 +49,12 @@ def sglang_python() -> str:
     return python
 
 
+def sglang_release() -> str:
+    """The version of SGLang in the venv."""
+    (info,) = Path(sglang_python()).parent.parent.glob("lib/python3*/site-packages/sglang-[0-9]*.dist-info")
+    return info.name.removeprefix("sglang-").removesuffix(".dist-info")
+
+
 def sglang_environment(*python_path: Path, **variables: str) -> dict[str, str]:
     """Environment of a process in the venv, with ``python_path`` in front."""
     paths = [str(path) for path in python_path]
