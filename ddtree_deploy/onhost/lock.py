@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .layout import read_json, write_json
+from .layout import read_json, sweep, write_json
 
 LOCK = "lock"
 OWNER = "owner.json"
@@ -88,6 +88,7 @@ class SiteLock:
         """Take it, or raise Held."""
         if not self._lock.acquire():
             raise Held(read_owner(self.site_dir))
+        sweep(self.site_dir)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.owner = {
             "run": run,

@@ -19,7 +19,8 @@ from .journal import read
 from .lock import FileLock, Held, SiteLock
 from .signals import Interruption
 
-LIMIT_S = 7200.0
+# A recovery that is killed (for want of memory, say) may have the service down already; it can be done again.
+ATTEMPTS = 3
 
 
 def orphans(site_dir: Path, but: str = "") -> list[str]:
@@ -34,19 +35,28 @@ def by_its_own_runner(
 ) -> tuple[int, str]:
     """Recover a run with the runner that made it, which shares our lock. Returns its exit code and reason.
 
-    `watch` gets the events that the recovery adds to the run's journal, as they come.
+    One that is killed begins anew, some times. `watch` gets the events that the recovery adds to the run's
+    journal, as they come.
     """
     journal = run_dir / layout.JOURNAL
     tail = Tail(journal, read(journal)[1])
-    argv = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(run_dir / layout.RUNNER),
-        "recover-run",
-        str(run_dir),
-        str(lock_fd),
-    ]
+    for _ in range(ATTEMPTS):
+        status = _attempt(run_dir, lock_fd, tail, watch)
+        events, _torn = read(journal)
+        if deferral.here(events):
+            return deferral.EXIT, events[-1]["text"]
+        if events and events[-1]["e"] == "end":
+            end = events[-1]
+            return end["exit"], f"{end['state']} ({end['reason']})"
+        if status >= 0:
+            break
+    return 3, f"its runner ended with {status}; see {run_dir}/logs/recover.log"
+
+
+def _attempt(run_dir: Path, lock_fd: int, tail: Tail, watch: Callable[[dict[str, Any]], None]) -> int:
+    """Returns the exit status; negative: the signal that ended it."""
+    runner_file = str(run_dir / layout.RUNNER)
+    argv = [sys.executable, "-I", "-S", runner_file, "recover-run", str(run_dir), str(lock_fd)]
     with (run_dir / "logs" / "recover.log").open("ab") as log:
         child = subprocess.Popen(
             argv,
@@ -57,21 +67,15 @@ def by_its_own_runner(
             start_new_session=True,
             cwd="/",
         )
-    ended = False
-    while not ended:
-        ended = child.poll() is not None
+    while True:
+        status = child.poll()
         lines = tail.read().splitlines()
         for line in lines:
             watch(json.loads(line))
-        if not ended and not lines:
+        if status is not None:
+            return status
+        if not lines:
             time.sleep(0.05)
-    events, _ = read(journal)
-    if deferral.here(events):
-        return deferral.EXIT, events[-1]["text"]
-    if not events or events[-1]["e"] != "end":
-        return 3, f"its runner ended with {child.returncode}; see {run_dir}/logs/recover.log"
-    end = events[-1]
-    return end["exit"], f"{end['state']} ({end['reason']})"
 
 
 def in_words(event: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ def keep_base(site_dir: Path, data: bytes) -> str:
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / digest
     if base(site_dir, digest) is None:
-        temp = folder / f".{digest}.{os.getpid()}.tmp"
+        temp = layout.temp_of(folder / digest)
         try:
             with temp.open("wb") as f:
                 f.write(data)
