@@ -19,6 +19,7 @@ from .journal import read
 from .lock import FileLock, Held, SiteLock
 from .signals import Interruption
 
+LIMIT_S = 7200.0
 # A recovery that is killed (for want of memory, say) may have the service down already; it can be done again.
 ATTEMPTS = 3
 

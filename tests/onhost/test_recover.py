@@ -10,7 +10,7 @@ import pytest
 
 from ddtree_deploy.onhost import layout, recover
 from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.lock import OWNER, Held, SiteLock
+from ddtree_deploy.onhost.lock import OWNER, FileLock, Held, SiteLock
 
 # Stands for the run's own runner: a recovery that is killed as often as the file beside it says.
 RUNNER = """
@@ -51,6 +51,19 @@ def test_a_recovery_that_is_killed_begins_anew_some_times(tmp_path: Path, kills:
     assert [e["e"] for e in seen] == [e["e"] for e in read(run_dir / layout.JOURNAL)[0][1:]]
     assert [e["e"] for e in seen].count("recover") == min(kills + 1, recover.ATTEMPTS)
     assert ("its runner ended with -9" in reason) == (code == 3)
+
+
+def test_a_run_that_died_on_its_way_to_the_lock_is_an_orphan_and_one_that_waits_for_it_is_none(
+    tmp_path: Path,
+) -> None:
+    run_dir = dead_run(tmp_path, 0)
+    waiting = FileLock(run_dir / layout.ALIVE)
+    assert waiting.acquire()
+    assert recover.orphans(tmp_path) == []
+    waiting.release()
+    assert recover.orphans(tmp_path) == [run_dir.name]
+    (run_dir / layout.JOURNAL).unlink()  # not begun: a controller may be sending it
+    assert recover.orphans(tmp_path) == []
 
 
 def test_who_takes_the_lock_removes_what_dead_writers_left_half_written(tmp_path: Path) -> None:
