@@ -23,10 +23,10 @@ RELEASES = 20
 OWNER_S = 2.0
 
 
-def main(request: dict[str, Any] | str, begun: brief.Call | None = None) -> int:
+def main(request: dict[str, Any] | str, begun: brief.Call) -> int:
     """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1.
 
-    begun: the probe of this interpreter's packages, where it was started before we were imported.
+    begun: the probe of this interpreter's packages, started before we were imported.
     """
     try:
         value = json.loads(request) if isinstance(request, str) else request
@@ -41,10 +41,10 @@ def main(request: dict[str, Any] | str, begun: brief.Call | None = None) -> int:
     return 0
 
 
-def gather(asked: FactsRequest, begun: brief.Call | None = None) -> Facts:
+def gather(asked: FactsRequest, begun: brief.Call) -> Facts:
     """Raises ProbeError when the interpreter cannot say where its packages are."""
     python = sys.executable
-    site = site_facts.answer(begun) if begun else site_facts.probe(python, asked.package)
+    site = site_facts.answer(begun)
     package = site.packages.get(asked.package)
     folder = package.folder if package else ""
     state = layout.state_dir(asked.state_dir)

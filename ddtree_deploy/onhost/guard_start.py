@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import layout, recover, releases
 from .journal import read
-from .lock import LOCK, is_held, read_owner
+from .lock import LOCK, is_held, starts_the_service
 from .service import systemctl
 
 POLL_S = 0.05
@@ -26,9 +26,9 @@ def may_start(site_dir: Path, unit: str) -> int:
     """`guard SITE_DIR UNIT`, as `ExecStartPre=+` of the unit. 0 lets the start go on, 1 refuses it."""
     waited = False
     while True:
+        if starts_the_service(site_dir):
+            return _again(unit) if waited else 0
         if is_held(site_dir / LOCK):
-            if read_owner(site_dir).get("starts"):
-                return _again(unit) if waited else 0
             if not waited:
                 print(f"a run is at work on this venv ({site_dir / LOCK}): waiting for it", flush=True)
             waited = True

@@ -33,15 +33,6 @@ class Site:
     noise: str = ""  # the first line on stderr: a broken .pth file shows here
 
 
-def probe(python: str, package: str = "sglang") -> Site:
-    """Ask `python`. As root, in somebody else's venv, its owner asks. Raises ProbeError."""
-    try:
-        with site_probe.begin(python, package) as begun:
-            return answer(begun)
-    except OSError as error:
-        raise ProbeError(str(error)) from None
-
-
 def answer(begun: brief.Call) -> Site:
     """What a probe that was begun found. Raises ProbeError."""
     try:

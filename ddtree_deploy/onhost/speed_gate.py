@@ -14,7 +14,7 @@ spread. It is looked at once, after all rounds: looking after 3, 5 and 8 doubles
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from .stats import (
 # the restart spread then: that of the most disturbed host measured so far (two shared cores: 10.7 %).
 WORST_RESTART_SD = 0.11
 MIN_ROUNDS = 5
+MIN_RATIO = 0.95
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ class Measurements:
     loop_limit: float = 0.10
     confidence: float = 0.95
     wanted_rounds: int = 8
+
+
+def min_ratio_of(options: Mapping[str, Any]) -> float | None:
+    """What a benchmark step with these options judges by; None: nobody judges the speed."""
+    ratio = options.get("min_ratio", MIN_RATIO)
+    return None if ratio is None else float(ratio)
 
 
 class Verdict(NamedTuple):

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from .. import brief
 from ..context import Context, StepFailed
 from ..http import Endpoint, HttpError, generate
-from . import proc
+from . import pace, proc
 from .base import ServiceControl
 
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between looks at all processes
 _ATTEMPT_S = 60.0
-# Between attempts: a tenth of the time that went by, within these. A model that loads for minutes is not
-# asked twenty times a second, one that is up at once is not waited for.
+# Between attempts. A model that loads for minutes is not asked twenty times a second, one that is up at once
+# is not waited for.
 _PAUSE_S = (0.05, 0.5)
 _GPU_EVERY_S = 5.0
 # A server that waits in a loop reads a little all the time; loading reads much.
@@ -80,8 +80,7 @@ class Prober:
                     self.answered.set()
                     return
                 self.last_error = "an answer without tokens"
-            least, most = _PAUSE_S
-            self._stop.wait(min(most, max(least, (time.monotonic() - began) / 10)))
+            self._stop.wait(pace.pause(time.monotonic() - began, *_PAUSE_S))
 
     def stop(self) -> None:
         self._stop.set()

@@ -10,10 +10,10 @@ import time
 from ..command_line import mask_argv
 from ..context import Context, StepFailed
 from ..http import Endpoint, running_requests
-from . import proc
+from . import pace, proc
 from .base import Footprint, ServiceControl
 
-_POLL_S = (0.02, 0.2)  # a tenth of the time that went by, within these
+_POLL_S = (0.02, 0.2)
 # After the main process is gone its children get this long before they are asked, too.
 _CHILDREN_S = 3.0
 
@@ -76,8 +76,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
             for pid in sorted(left):
                 ctx.progress(f"SIGKILL to process {pid}: {_command(pid)}")
                 _kill(pid, signal.SIGKILL)
-        least, most = _POLL_S
-        ctx.pause(min(most, max(least, waited / 10)))
+        ctx.pause(pace.pause(waited, *_POLL_S))
 
 
 def held_ports(before: Footprint, endpoint: int) -> dict[int, set[int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from .. import agreement, calibration, greedy, identity, measure, reference, serving, stats
+from .. import agreement, calibration, greedy, identity, measure, reference, serving, speed_gate, stats
 from ..context import Context, StepFailed
 from ..greedy import Sample
 from ..http import HttpError
@@ -78,7 +78,7 @@ def _nothing(ctx: Context, why: str) -> NoReturn:
 def _needs_baseline(ctx: Context, spec: StepSpec) -> bool:
     """This gate has nothing else to compare with."""
     if spec.kind == "benchmark":
-        return spec.options.get("min_ratio", 0.95) is not None
+        return speed_gate.min_ratio_of(spec.options) is not None
     if spec.kind == "acceptance" and spec.options.get("against") is not None:
         return False
     return spec.kind in ("tokens", "acceptance") and not reference.has_golden(ctx)
@@ -153,5 +153,4 @@ def benchmark_of(ctx: Context) -> StepSpec | None:
 def judged_ratio(ctx: Context) -> float | None:
     """The min_ratio that the benchmark step will judge by; None where nobody judges the speed."""
     gate = benchmark_of(ctx)
-    ratio = gate.options.get("min_ratio", 0.95) if gate else None
-    return None if ratio is None else float(ratio)
+    return speed_gate.min_ratio_of(gate.options) if gate else None

@@ -14,7 +14,7 @@ def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     serving.require_serving(ctx, control)
     before = serving.result_of(ctx, "baseline").get("bench")
-    min_ratio = ctx.option("min_ratio", 0.95)
+    min_ratio = speed_gate.min_ratio_of(ctx.step.options)
     after = _rounds(ctx, control, before, calibrated=before is not None and min_ratio is not None)
     bench = after["bench"]
     lost = verdict.rounds_complete(
@@ -34,7 +34,7 @@ def do(ctx: Context) -> str:
         if before is None and min_ratio is not None and ctx.plan.action == "rollout":
             raise StepFailed(text, verdict="inconclusive")
         return text
-    judged = speed_gate.judge(_measurements(ctx, before, after, float(min_ratio)))
+    judged = speed_gate.judge(_measurements(ctx, before, after, min_ratio))
     ctx.result(**figures, speed=judged.figures)
     if lost.verdict == "fail" and judged.verdict == "fail":  # the same loss, with the client's own error
         raise StepFailed(f"{lost.reason} ({seen})")
