@@ -1,29 +1,63 @@
-"""BOOT, which the controller hands to `PYTHON -I -S -c`: it takes the runner from fd 0, and becomes it.
+"""After its facts the process waits: a run may begin. Then it takes the runner from fd 0, and becomes it.
 
 A runner that the host kept from an earlier run is not sent again (`kept`, see `codecache`); its digest is
 checked. fd 0 is read with exact `os.read` calls, so what follows the runner (plan, payload, control lines) is
 left for it. On failure it prints one `end` event and removes every folder that it made.
 """
 
-BOOT = r"""
-import json, os, sys
-os.umask(0o077)
-made = []
-def take(n):
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+RUNNER = "runner.pyz"
+
+
+def wait(drop: Any = None) -> int:
+    """Returns 0 when fd 0 ends: nothing more was wanted. Else the process ends as the runner's `launch` does.
+
+    drop: a finder of modules that were sent for the facts alone; the runner brings its own.
+    """
+    first = os.read(0, 1)
+    if not first:
+        return 0
+    os.umask(0o077)
+    made: list[str] = []
+    try:
+        head = _header(first)
+        path = _place(head, made)
+    except Exception as error:
+        _remove(made)
+        print(json.dumps(_refusal(error), separators=(",", ":")), flush=True)
+        return 1
+    _become(path, [str(head["plan"]), str(head["payload"])], drop)
+    return 0
+
+
+def _header(line: bytes) -> dict[str, Any]:
+    while not line.endswith(b"\n"):
+        line += _take(1)
+    head: dict[str, Any] = json.loads(line)
+    return head
+
+
+def _take(count: int) -> bytes:
     data = b""
-    while len(data) < n:
-        part = os.read(0, min(n - len(data), 1 << 20))
+    while len(data) < count:
+        part = os.read(0, min(count - len(data), 1 << 20))
         if not part:
             raise EOFError("the connection ended before the runner had arrived")
         data += part
     return data
-try:
-    line = b""
-    while not line.endswith(b"\n"):
-        line += take(1)
-    head = json.loads(line)
-    folder = head["run_dir"]
-    runner = take(head["runner"])
+
+
+def _place(head: dict[str, Any], made: list[str]) -> str:
+    """The runner, in a new run folder, durably. Every folder made is added to `made` at once."""
+    folder: str = head["run_dir"]
+    runner = _take(head["runner"])
     missing = []
     at = folder
     while not os.path.isdir(at):
@@ -38,39 +72,63 @@ try:
         except FileExistsError:
             if at == folder:
                 raise
-    path = os.path.join(folder, "runner.pyz")
+    path = os.path.join(folder, RUNNER)
     if head.get("kept"):
-        import hashlib
-        os.link(head["kept"], path)
-        with open(path, "rb") as f:
-            if hashlib.sha256(f.read()).hexdigest() + ".pyz" != os.path.basename(head["kept"]):
-                os.unlink(head["kept"])
-                raise ValueError("the runner kept on the host has changed; it is removed: try again")
+        _link(head["kept"], path)
     else:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        while runner:
-            runner = runner[os.write(fd, runner):]
-        os.fsync(fd)
-        os.close(fd)
+        with os.fdopen(fd, "wb") as out:
+            out.write(runner)
+            out.flush()
+            os.fsync(fd)
     for at in made:
         fd = os.open(os.path.dirname(at), os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
-except Exception as e:
+    return path
+
+
+def _link(kept: str, path: str) -> None:
+    import hashlib
+
+    os.link(kept, path)
+    with open(path, "rb") as f:
+        if hashlib.sha256(f.read()).hexdigest() + ".pyz" != os.path.basename(kept):
+            os.unlink(kept)
+            raise ValueError("the runner kept on the host has changed; it is removed: try again")
+
+
+def _remove(made: list[str]) -> None:
     for at in reversed(made):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(at, RUNNER))
         try:
-            if os.path.exists(at + "/runner.pyz"):
-                os.unlink(at + "/runner.pyz")
             os.rmdir(at)
         except OSError:
-            break
-    why = "%s: %s" % (e.strerror, e.filename) if isinstance(e, OSError) and e.strerror else str(e)
-    end = {"e": "end", "verdict": "fail", "exit": 1, "state": "nothing was changed", "step": "launch"}
-    end.update(reason="cannot start on the host: " + " ".join(why.split()), next="")
-    print(json.dumps(end, separators=(",", ":")), flush=True)
-    sys.exit(1)
-sys.argv = [path, "launch", folder, str(head["plan"]), str(head["payload"])]
-sys.path.insert(0, path)
-import zipimport
-exec(zipimport.zipimporter(path).get_code("__main__"), {"__name__": "__main__"})
-"""
+            return
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    named = isinstance(error, OSError) and error.strerror
+    why = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and named else str(error)
+    return {
+        "e": "end",
+        "verdict": "fail",
+        "exit": 1,
+        "state": "nothing was changed",
+        "step": "launch",
+        "reason": f"cannot start on the host: {' '.join(why.split())}",
+        "next": "",
+    }
+
+
+def _become(path: str, lengths: list[str], drop: Any) -> None:
+    import zipimport
+
+    sys.argv = [path, "launch", os.path.dirname(path), *lengths]
+    sys.path.insert(0, path)
+    if drop is not None:
+        sys.meta_path.remove(drop)
+        for name in [n for n in sys.modules if n.partition(".")[0] == "onhost"]:
+            del sys.modules[name]
+    exec(zipimport.zipimporter(path).get_code("__main__"), {"__name__": "__main__"})

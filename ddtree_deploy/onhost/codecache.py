@@ -20,6 +20,7 @@ FOLDER = "code"
 KEEP = 8  # newest first
 Codes = dict[str, tuple[bool, bytes]]  # module name -> (is a package, its code as marshal gives it)
 _path = ""
+_finder: Finder | None = None
 
 
 def state_dir_of(runner: str) -> str:
@@ -34,14 +35,22 @@ def path_in(state_dir: str, digest: str) -> str:
 
 def use(digest: str) -> None:
     """First thing in a zipapp: take modules from the cache, if this host has one for these sources."""
-    global _path
     state_dir = state_dir_of(sys.argv[0])
-    if not state_dir:
-        return
+    if _finder is not None:  # the process has given its facts, with these very modules
+        _finder.runner = sys.argv[0]
+    elif state_dir:
+        use_in(state_dir, digest)
+
+
+def use_in(state_dir: str, digest: str) -> bool:
+    """The same, by the state folder. Returns whether there is a cache."""
+    global _path, _finder
     _path = path_in(state_dir, digest)
     codes = load(_path)
     if codes:
-        sys.meta_path.insert(0, Finder(codes, sys.argv[0]))
+        _finder = Finder(codes, sys.argv[0])
+        sys.meta_path.insert(0, _finder)
+    return bool(codes)
 
 
 def load(path: str) -> Codes:

@@ -134,13 +134,15 @@ def _release(line: dict[str, Any]) -> Release:
 
 def lock_facts(site_dir: Path) -> LockFacts:
     """Who holds the venv now."""
-    if not is_held(site_dir / LOCK):
-        return LockFacts()
-    owner = read_owner(site_dir)
+    owner: dict[str, Any] = {}
     end = time.monotonic() + OWNER_S
-    while not owner and is_held(site_dir / LOCK) and time.monotonic() < end:
-        time.sleep(0.02)  # it has the lock, and is about to say who it is
+    while is_held(site_dir / LOCK):
         owner = read_owner(site_dir)
+        if os.path.isdir(f"/proc/{owner.get('pid')}") or time.monotonic() >= end:
+            break
+        time.sleep(0.02)  # it has the lock, and is about to say who it is, or to let it go
+    else:
+        return LockFacts()
     return LockFacts(
         held=True,
         run=str(owner.get("run", "")),

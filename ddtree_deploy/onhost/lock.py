@@ -1,28 +1,31 @@
-"""One run at a time on a venv: `flock` held by the runner's process, and `owner.json` to say who.
+"""One run at a time on a venv: `flock` held by the runner's process; the file that it holds says who.
 
 Death or reboot frees the lock: no expiry, no clock. The descriptor may be handed to a recovery, which shares
-the lock.
+the lock. What a free lock's file says is of the past: nothing has to be put away after a death.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
-from .layout import read_json, sweep, write_json
+from .layout import sweep
 
 LOCK = "lock"
-OWNER = "owner.json"
+# The owner's record has one size, so that a full disk cannot keep a holder from saying how far it is.
+RECORD = 4096
 # Others probe the lock for an instant (facts, followers); a real holder keeps it far longer than this.
 PATIENCE_S = 2.0
 
 
 class Held(Exception):
-    """Somebody else holds the lock; `owner` is what owner.json says ({} when it says nothing)."""
+    """Somebody else holds the lock; `owner` is what they say of themselves ({}: nothing yet)."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         super().__init__("locked")
@@ -98,7 +101,7 @@ class SiteLock:
             "since": since,
             "step": "lock",
         }
-        write_json(self.site_dir / OWNER, self.owner, sync=False)
+        write_owner(self.fd, self.owner)
 
     @classmethod
     def inherited(cls, site_dir: Path, fd: int) -> SiteLock:
@@ -116,17 +119,16 @@ class SiteLock:
         self._say(starts=wanted)
 
     def _say(self, **values: Any) -> None:
-        """A full disk is no reason to stop an undo: failures are ignored."""
         if self.owner:
             self.owner.update(values)
-            with contextlib.suppress(OSError):
-                write_json(self.site_dir / OWNER, self.owner, sync=False)
+            with contextlib.suppress(OSError):  # a disk that fails is no reason to stop an undo
+                write_owner(self.fd, self.owner)
 
     def release(self) -> None:
-        """Free it; owner.json goes first, so that no free lock has an owner."""
+        """Free it. Our record goes first: the next holder is not taken for us."""
         if self._lock.fd >= 0:
             with contextlib.suppress(OSError):
-                (self.site_dir / OWNER).unlink(missing_ok=True)
+                write_owner(self.fd, {})
             self._lock.release()
 
 
@@ -135,6 +137,24 @@ def starts_the_service(site_dir: Path) -> bool:
     return is_held(site_dir / LOCK) and bool(read_owner(site_dir).get("starts"))
 
 
+def write_owner(fd: int, owner: dict[str, Any]) -> None:
+    """Replace the record in the lock's file. Who reads meanwhile sees by the checksum that it is torn."""
+    text = json.dumps(owner).encode()
+    os.pwrite(fd, b"%08x %s" % (zlib.crc32(text), text.ljust(RECORD - 9)), 0)
+
+
 def read_owner(site_dir: Path) -> dict[str, Any]:
-    owner = read_json(site_dir / OWNER)
-    return owner if isinstance(owner, dict) else {}
+    """Who holds the lock, if it is held; {} when they have not said."""
+    for _ in range(5):
+        try:
+            record = (site_dir / LOCK).read_bytes()
+        except OSError:
+            return {}
+        text = record[9:].rstrip()
+        if record[:8] == b"%08x" % zlib.crc32(text):
+            owner = json.loads(text)
+            return owner if isinstance(owner, dict) else {}
+        if not text:
+            return {}
+        time.sleep(0.005)
+    return {}

@@ -57,8 +57,10 @@ class Follower:
     _told: bool = False  # the host has our interrupt
     _down_until: float = 0.0  # the host said that it goes down; until then its silence is no surprise
 
-    def launch(self, link: Link, boot: str, cargo: Cargo) -> dict[str, Any]:
-        """The second exec: send the cargo, which starts the runner, and follow it. Returns its `end` event.
+    def launch(self, link: Link, stream: Stream, cargo: Cargo) -> dict[str, Any]:
+        """Send the cargo, which starts the runner, and follow it. Returns its `end` event.
+
+        stream: the process that gave the facts over this link.
 
         Until the last byte is sent the host starts nothing; a signal before that raises KeyboardInterrupt.
 
@@ -67,7 +69,6 @@ class Follower:
             ContactLost: it runs, and we cannot or shall not see it.
             RollbackIncomplete: the runner ended without a verdict.
         """
-        stream = link.stream(link.command(self.python, "-I", "-S", "-c", boot), stage="launch")
         try:
             stream.send(cargo.data[:-1])
             self.interrupts.hold()

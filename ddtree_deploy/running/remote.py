@@ -1,4 +1,4 @@
-"""The two execs of a rollout, on the wire: ask for facts; launch the runner. And what a failed exec means."""
+"""The exec of a rollout, on the wire: ask for facts; send the cargo. And what a failed exec means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddtree_deploy.onhost.protocol import (
     to_dict,
 )
 from ddtree_deploy.running import zipapp
-from ddtree_deploy.ssh import Finished, Link, become, transport_error
+from ddtree_deploy.ssh import Finished, Link, Stream, become, transport_error
 from ddtree_deploy.text import safe
 
 # Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
@@ -30,8 +30,27 @@ FACTS_S = 120.0
 NOTHING_DONE = "nothing was touched"
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a host is, and the process there that said so. It waits for a cargo, or the end of its input."""
+
+    facts: Facts
+    stream: Stream
+
+    def close(self) -> None:
+        """Nothing is to begin."""
+        self.stream.close()
+
+
 def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
-    """The first exec: what the host is. Leaves no file there.
+    """What the host is. Leaves no file there, and no process. Raises as `ask`."""
+    answer = ask(link, host, request)
+    answer.close()
+    return answer.facts
+
+
+def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
+    """The exec of a rollout: first what the host is. Leaves no file there.
 
     Raises:
         InputError: the host has no such Python.
@@ -39,17 +58,14 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
         GateFailed: the host's Python ran but could not answer.
     """
     program = zipapp.facts_program(replace(request, runner=zipapp.runner_digest()))
-    done = _run(link, host, program)
-    if become.wanted(host, done):  # before all else that is run there: what follows knows the password
-        become.ask(link)
-        done = _run(link, host, program)
-    # A login script may print before us: the answer is the marked line, wherever it is.
-    marked = [line for line in done.out.split(b"\n") if line.startswith(FACTS_MARK.encode())]
-    if not marked:
-        raise explain_exec(host, "facts", done.rc, done.out, done.err)
+    stream, said = _ask(link, host, program)
+    if isinstance(said, Finished) and become.wanted(host, said):
+        become.ask(link)  # before all else that is run there: what follows knows the password
+        stream, said = _ask(link, host, program)
+    if isinstance(said, Finished):
+        raise explain_exec(host, "facts", said.rc, said.out, said.err)
     try:
-        answer = json.loads(marked[-1][len(FACTS_MARK) :])
-        facts: Facts = from_dict(Facts, answer, "facts")
+        facts: Facts = from_dict(Facts, json.loads(said), "facts")
     except (ValueError, ProtocolError) as error:
         raise GateFailed(
             f"the host's answer cannot be understood: {error}",
@@ -58,13 +74,19 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
             state=NOTHING_DONE,
             next_command="ddtree-deploy --version (is another version's state on this host?)",
         ) from error
-    return facts
+    return Answer(facts, stream)
 
 
-def _run(link: Link, host: Host, program: zipapp.Program) -> Finished:
-    command = link.command(host.python, "-I", "-S", "-c", program.code)
-    more = (SOURCES_MARK.encode(), program.sources)
-    return link.run(command, program.start, more=more, timeout=FACTS_S, stage="facts")
+def _ask(link: Link, host: Host, program: zipapp.Program) -> tuple[Stream, bytes | Finished]:
+    # A login script may print before us: the answer is the marked line, wherever it is.
+    return link.ask(
+        link.command(host.python, "-I", "-S", "-c", program.code),
+        program.start,
+        answer=FACTS_MARK.encode(),
+        more=(SOURCES_MARK.encode(), program.sources),
+        timeout=FACTS_S,
+        stage="facts",
+    )
 
 
 def runner_on(facts: Facts) -> str:
@@ -77,7 +99,7 @@ def runner_on(facts: Facts) -> str:
 
 @dataclass(frozen=True)
 class Cargo:
-    """What the launch exec carries on stdin."""
+    """What the process that gave the facts gets on stdin, to launch a run."""
 
     run_dir: str
     data: bytes

@@ -19,7 +19,6 @@ from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupte
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.boot import BOOT
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan
@@ -31,7 +30,7 @@ from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record, RunRecord
 from ddtree_deploy.running.recovery import recover_orphan
-from ddtree_deploy.running.remote import Cargo, ask_facts, run_dir_of, runner_on
+from ddtree_deploy.running.remote import Cargo, ask, run_dir_of, runner_on
 from ddtree_deploy.running.view import View
 
 NOTHING_DONE = "nothing was touched"
@@ -149,15 +148,18 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         packing.result()
     emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
     begun = time.monotonic()
-    facts = ask_facts(link, host, plan.facts_request(host, job.payload))
+    answer = ask(link, host, plan.facts_request(host, job.payload))
+    facts = answer.facts
     emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
     refuse_if_locked(host, facts)
     if facts.orphan is not None:  # what a dead run left half-way is put right before anything is planned
         emit.run = facts.orphan.run
+        answer.close()
         recovered = recover_orphan(host, link, facts, facts.orphan.run, emit)
         if recovered.exit_code:
             return recovered
-        facts = ask_facts(link, host, plan.facts_request(host, job.payload))
+        answer = ask(link, host, plan.facts_request(host, job.payload))
+        facts = answer.facts
     options = RunOptions.at(
         datetime.now(timezone.utc),
         secrets.token_hex(3),
@@ -193,7 +195,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     emit.record = _record(job.record, made, facts)
     emit.launched = True
     job.launching(host.name, made.plan.run)  # now: this process may not live to see the end
-    return of_end(host.name, job.action, follower.launch(link, BOOT, cargo))
+    return of_end(host.name, job.action, follower.launch(link, answer.stream, cargo))
 
 
 def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:

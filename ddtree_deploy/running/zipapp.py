@@ -45,19 +45,21 @@ class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return _SOURCES[name][1]
     def is_package(self, name):
         return _SOURCES[name][0]
-sys.meta_path.insert(0, _Memory())
+_MEMORY = _Memory()
+sys.meta_path.insert(0, _MEMORY)
 sys.dont_write_bytecode = True
 from onhost import codecache, layout
-_CODES = codecache.load(codecache.path_in(layout.state_dir({state_dir!r}), {digest!r}))
-if _CODES:
-    sys.meta_path.insert(0, codecache.Finder(_CODES, ""))
-else:
-    print({mark!r}, flush=True)
+_COMPILED = codecache.use_in(layout.state_dir({state_dir!r}), {digest!r})
+if not _COMPILED:
+    print("\\n" + {mark!r}, flush=True)
     _SOURCES.update(json.loads(zlib.decompress(take({length}))))
 from onhost import site_probe
 with site_probe.begin(sys.executable, {package!r}) as begun:  # it works while the rest is imported
     from onhost.facts import main
     status = main({request!r}, begun)
+if not status:
+    from onhost.boot import wait
+    status = wait(None if _COMPILED else _MEMORY)
 sys.exit(status)
 """
 
@@ -118,7 +120,8 @@ def _facts_sources() -> tuple[str, bytes]:
     """The modules that facts need, compressed: those that come at once, and the rest. Equal for all hosts."""
     modules = _modules()
     first = _closure("onhost.codecache", modules) | _closure("onhost.layout", modules)
-    rest = {name: value for name, value in _closure("onhost.facts", modules).items() if name not in first}
+    whole = _closure("onhost.facts", modules) | _closure("onhost.boot", modules)
+    rest = {name: value for name, value in whole.items() if name not in first}
     at_once, later = (zlib.compress(json.dumps(part).encode(), 9) for part in (first, rest))
     return base64.b85encode(at_once).decode(), later
 

@@ -6,12 +6,14 @@ paramiko honours neither @revoked nor a second key type.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import re
 import shlex
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -22,10 +24,11 @@ from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
 from ddtree_deploy.ssh.library import fabric, paramiko
-from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, Traffic, Watchdog, bounded
+from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog, bounded
 
 EXEC_S = 30.0
 OUTPUT_LIMIT = 256 << 20
+NOISE_LIMIT = 64 << 10
 
 # Without a handler Python prints the library's own tracebacks to stderr; its errors reach the user by ours.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -65,18 +68,8 @@ class Link:
                 raise transport_error(self.host, stage, str(error)) from error
         return stream
 
-    def run(
-        self,
-        command: str,
-        stdin: bytes = b"",
-        *,
-        more: tuple[bytes, bytes] | None = None,
-        timeout: float,
-        stage: str = "ssh",
-    ) -> Finished:
+    def run(self, command: str, stdin: bytes = b"", *, timeout: float, stage: str = "ssh") -> Finished:
         """Run a command to its end, feeding stdin and draining both outputs at the same time.
-
-        `more`: a word, and what stdin is to get as well once the command has written that word.
 
         Raises:
             TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
@@ -84,29 +77,76 @@ class Link:
         deadline = time.monotonic() + timeout
         stream = self.stream(command, stage=stage)
         stream.error_limit = OUTPUT_LIMIT
-        with Watchdog(timeout, self.abort) as dog:
-            try:
+        with self._bounded(timeout, deadline, stage) as dog:
+            self._feed(stream, stdin, dog)
+            with contextlib.suppress(LinkLost):
+                stream.end_input()
+            return self._end_of(stream, b"", deadline, stage)
+
+    def ask(
+        self,
+        command: str,
+        stdin: bytes,
+        *,
+        answer: bytes,
+        more: tuple[bytes, bytes],
+        timeout: float,
+        stage: str,
+    ) -> tuple[Stream, bytes | Finished]:
+        """Start a command and wait for its line that begins with `answer`; the command goes on after it.
+
+        Returns the command, and the rest of that line, or how the command ended without one.
+        `more`: a word, and what stdin is to get as well once the command has written that word.
+
+        Raises:
+            TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
+        """
+        deadline = time.monotonic() + timeout
+        stream = self.stream(command, stage=stage)
+        noise = b""
+        with self._bounded(timeout, deadline, stage) as dog:
+            self._feed(stream, stdin, dog)
+            while True:
                 try:
-                    stream.send(stdin)
-                    if more is not None and stream.says(more[0], deadline):
-                        stream.send(more[1])
-                    stream.end_input()
-                except LinkLost:
-                    # A command may end without reading its stdin; what it wrote says why.
-                    if dog.bitten or not self.alive:
-                        raise
-                out = stream.read_all(deadline, OUTPUT_LIMIT)
-                rc = stream.exit_status(max(0.0, deadline - time.monotonic()))
-                err = stream.stderr
+                    line = stream.line(max(0.0, deadline - time.monotonic()))
+                except StreamEnded:
+                    return stream, self._end_of(stream, noise, deadline, stage)
+                if line is None:
+                    raise LinkLost("no answer in time")
+                if line.startswith(answer):
+                    return stream, line.removeprefix(answer)
+                if line == more[0]:
+                    self._feed(stream, more[1], dog)
+                noise = (noise + line + b"\n")[-NOISE_LIMIT:]
+
+    @contextlib.contextmanager
+    def _bounded(self, timeout: float, deadline: float, stage: str) -> Iterator[Watchdog]:
+        """Break the connection after `timeout` seconds, at `deadline`; its loss is a TransportError."""
+        with Watchdog(deadline - time.monotonic(), self.abort) as dog:
+            try:
+                yield dog
             except LinkLost as error:
                 late = dog.bitten or time.monotonic() >= deadline
                 why = f"no answer within {timeout:.0f} s" if late else str(error)
                 raise transport_error(self.host, stage, why) from error
+
+    def _feed(self, stream: Stream, data: bytes, dog: Watchdog) -> None:
+        """A command may end without reading its stdin; what it wrote says why. Raises LinkLost else."""
+        try:
+            stream.send(data)
+        except LinkLost:
+            if dog.bitten or not self.alive:
+                raise
+
+    def _end_of(self, stream: Stream, before: bytes, deadline: float, stage: str) -> Finished:
+        """All the rest of a command's output, and its exit status."""
+        out = before + stream.read_all(deadline, OUTPUT_LIMIT)
+        rc = stream.exit_status(max(0.0, deadline - time.monotonic()))
         if rc is None and not self.alive:
-            why = f"no answer within {timeout:.0f} s" if dog.bitten else "the connection was lost"
-            raise transport_error(self.host, stage, why)
+            raise LinkLost("the connection was lost")
+        finished = Finished(rc, out, stream.stderr)
         stream.close()
-        return Finished(rc, out, err)
+        return finished
 
     @property
     def alive(self) -> bool:

@@ -189,15 +189,6 @@ class Stream:
                 raise LinkLost(f"the command wrote more than {limit >> 20} MiB")
         return bytes(self._rest)
 
-    def says(self, word: bytes, deadline: float) -> bool:
-        """Whether the output has `word` in it, known once it comes or the output ends. Takes nothing away.
-
-        Raises LinkLost after `deadline` (monotonic).
-        """
-        while word not in self._rest and not self._eof:
-            self._take(deadline)
-        return word in self._rest
-
     def _take(self, deadline: float) -> None:
         """Add the next part of the output. Raises LinkLost after `deadline` (monotonic)."""
         try:

@@ -20,7 +20,6 @@ from typing import Any
 
 from ddtree_deploy import onhost
 from ddtree_deploy.onhost import layout, tree
-from ddtree_deploy.onhost.boot import BOOT
 from ddtree_deploy.onhost.journal import read
 from ddtree_deploy.onhost.protocol import Plan, StepSpec, Target, to_dict
 
@@ -36,6 +35,18 @@ SMOKE = (
     "assert [e.value for e in m.entry_points(group='sglang.srt.plugins')] == ['sglang_ddtree.worker:load']\n"
     "print('ok', sglang.srt.spec.algorithm(), sglang_ddtree.worker.NAME)\n"
 )
+# As the facts end: their modules came from somewhere else, and a run may begin.
+WAIT = """
+import sys
+class Facts:
+    def find_spec(self, name, path=None, target=None): return None
+drop = Facts()
+sys.meta_path.insert(0, drop)
+sys.path.insert(0, {sources!r})
+from onhost.boot import wait
+sys.path.pop(0)
+sys.exit(wait(drop))
+"""
 
 
 def sha(data: bytes | str) -> str:
@@ -206,7 +217,9 @@ class Host:
         python: str = "",
         kept: Path | None = None,
     ) -> Session:
-        """BOOT with header, runner, plan and payload on stdin (`cut`: only so many bytes, then the end).
+        """The wait after the facts, with header, runner, plan and payload on stdin.
+
+        `cut`: only so many bytes, then the end.
 
         `kept`: the runner is not sent, it is there.
         """
@@ -221,7 +234,9 @@ class Host:
             "payload": len(archive),
         }
         data = json.dumps(head).encode() + b"\n" + runner + raw + archive
-        session = self._spawn([python or self.python, "-I", "-S", "-c", BOOT], plan["run"])
+        argv = [python or self.python, "-I", "-S", "-c", WAIT.format(sources=str(self.root / "facts.pyz"))]
+        (self.root / "facts.pyz").write_bytes(self.runner)
+        session = self._spawn(argv, plan["run"])
         assert session.process.stdin is not None
         session.process.stdin.write(data if cut is None else data[:cut])
         session.process.stdin.flush()

@@ -11,7 +11,7 @@ from typing import Any
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import inventory
 from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import FACTS_MARK, FactsRequest, from_dict
+from ddtree_deploy.onhost.protocol import FACTS_MARK, SOURCES_MARK, FactsRequest, from_dict
 from ddtree_deploy.running.remote import explain_exec
 from ddtree_deploy.running.zipapp import facts_program
 
@@ -23,13 +23,12 @@ CONTROLLER = inventory.Host("ct1", "10.0.0.1", "/v/bin/python", file=Path("hosts
 def run(host: Host, *refs: str, **changed: Any) -> subprocess.CompletedProcess[bytes]:
     request = FactsRequest(1, str(host.state), list(refs), **changed)
     program = facts_program(request)
-    return subprocess.run(
-        [host.python, "-I", "-S", "-c", program.code],
-        input=program.start + program.sources,
-        capture_output=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
+    argv = [host.python, "-I", "-S", "-c", program.code]
+    for words in (program.start, program.start + program.sources):
+        done = subprocess.run(argv, input=words, capture_output=True, check=False, timeout=DEADLINE_S)
+        if SOURCES_MARK.encode() not in done.stdout:
+            break
+    return done
 
 
 def ask(host: Host, *refs: str, **changed: Any) -> Facts:

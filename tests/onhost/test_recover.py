@@ -10,7 +10,7 @@ import pytest
 
 from ddtree_deploy.onhost import layout, recover
 from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.lock import OWNER, FileLock, Held, SiteLock
+from ddtree_deploy.onhost.lock import FileLock, Held, SiteLock
 
 # Stands for the run's own runner: a recovery that is killed as often as the file beside it says.
 RUNNER = """
@@ -71,7 +71,7 @@ def test_who_takes_the_lock_removes_what_dead_writers_left_half_written(tmp_path
     bases = tmp_path / "bases"
     for folder in (run_dir, bases):
         folder.mkdir(parents=True)
-    files = (tmp_path / OWNER, run_dir / layout.PLAN, bases / "0123abcd")
+    files = (tmp_path / "installed.json", run_dir / layout.PLAN, bases / "0123abcd")
     left = [layout.temp_of(path) for path in files]
     for path in (*files, *left):
         path.write_text(json.dumps({}))

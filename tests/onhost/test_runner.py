@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost import bytecode, layout
+from ddtree_deploy.onhost.lock import read_owner
 from ddtree_deploy.onhost.protocol import StepSpec
 
 from .host import PATCHED, Host, Session, until
@@ -47,7 +48,7 @@ def assert_as_before(host: Host, before: str, run: str) -> None:
         "runner.pyz",
         "watched",
     }
-    assert not (host.site_dir / "owner.json").exists()
+    assert read_owner(host.site_dir) == {}
 
 
 # ---- gates ----------------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ class Watch:
         return self.waiting.pop(0)
 
     def launch(self) -> dict[str, Any]:
-        return self.follower.launch(self.links[0], "BOOT", Cargo("/s/runs/r1", b"cargo"))  # type: ignore[arg-type]
+        link = self.links[0]
+        return self.follower.launch(link, link.stream(""), Cargo("/s/runs/r1", b"cargo"))  # type: ignore[arg-type]
 
     def kinds(self) -> list[str]:
         return [event["e"] for event in self.events]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddtree_deploy.onhost.lock import is_held
 from tests.lab.fake_venv import VENV
 from tests.lab.hosts import Host
 from tests.lab.tree import State, difference, state
@@ -85,9 +86,9 @@ def _verified(folder: Path) -> str:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Temporary files, owners of a lock, unfinished runs and workspaces of runs in the state folder."""
+    """Temporary files, locks that are held, unfinished runs and workspaces of runs in the state folder."""
     found = [str(p) for p in folder.rglob("*.tmp")]
-    found += [str(p) for p in folder.glob("sites/*/owner.json")]
+    found += [f"{p}: held" for p in folder.glob("sites/*/lock") if is_held(p)]
     for run in folder.glob("sites/*/runs/*"):
         found += [str(run / name) for name in WORKSPACE if (run / name).exists()]
         events = journal(run / "journal.jsonl")
