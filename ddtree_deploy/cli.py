@@ -247,11 +247,6 @@ evidence.register(app)
 sandbox.register(app)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The entry point: runs a command and exits with its code."""
-    sys.exit(run(arguments))
-
-
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code; every error is one line on stderr."""
     again.remember(sys.argv[1:] if arguments is None else arguments)
@@ -307,7 +302,3 @@ def _bug(error: Exception) -> int:
 
 def _complain(line: str) -> None:
     print(f"ddtree-deploy: {shortened(safe(again.typed(line), 100_000))}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 class DeployError(Exception):
-    """Base of all errors shown to the user. Never escapes as a traceback: `cli.main` prints `render()`."""
+    """Base of all errors shown to the user. Never escapes as a traceback: `cli.run` prints `render()`."""
 
     exit_code = 1
 

@@ -136,7 +136,7 @@ class Controller:
 
     def start(self, command: str, *words: str, env: dict[str, str] | None = None) -> Running:
         """Start `ddtree-deploy COMMAND WORDS... --hosts ... --json`."""
-        argv = [sys.executable, "-m", "ddtree_deploy.cli", command, *words]
+        argv = [sys.executable, "-m", "ddtree_deploy", command, *words]
         argv += ["--hosts", str(self.folder / "hosts.yaml"), "--json"]
         with self.lab.inside():
             process = subprocess.Popen(

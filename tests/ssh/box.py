@@ -109,7 +109,7 @@ class Box:
 
     def start(self, command: str, *words: str, json_lines: bool = True, **env: str) -> Running:
         """Start the command line in the controller's folder."""
-        argv = [sys.executable, "-m", "ddtree_deploy.cli", command, *words]
+        argv = [sys.executable, "-m", "ddtree_deploy", command, *words]
         process = subprocess.Popen(
             argv + (["--json"] if json_lines else []),
             stdin=subprocess.DEVNULL,
@@ -128,7 +128,7 @@ class Box:
 
     def plain(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run it as in a pipe."""
-        argv = [sys.executable, "-m", "ddtree_deploy.cli", command, *words]
+        argv = [sys.executable, "-m", "ddtree_deploy", command, *words]
         return subprocess.run(
             argv,
             cwd=self.work,

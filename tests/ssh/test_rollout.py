@@ -220,7 +220,7 @@ def on_terminal(box: Box, answer: str, *words: str) -> tuple[int, str]:
     if pid == 0:
         os.chdir(box.work)
         os.environ |= {"HOME": str(box.root), "TERM": "xterm", "COLUMNS": "120"}
-        os.execv(sys.executable, [sys.executable, "-m", "ddtree_deploy.cli", *words])
+        os.execv(sys.executable, [sys.executable, "-m", "ddtree_deploy", *words])
     shown = b""
     asked = False
     while True:
@@ -252,7 +252,7 @@ def test_a_no_on_the_terminal_touches_nothing(box: Box) -> None:
 
 def test_a_reader_that_goes_away_does_not_end_the_run_nor_change_its_exit_code(box: Box) -> None:
     flag = with_run_step(box, "backup")
-    argv = [sys.executable, "-m", "ddtree_deploy.cli", "rollout", "box", "--yes"]
+    argv = [sys.executable, "-m", "ddtree_deploy", "rollout", "box", "--yes"]
     env = {**os.environ, "HOME": str(box.root)}
     with subprocess.Popen(
         argv, cwd=box.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -90,7 +90,7 @@ def test_case_04_another_host_key_is_refused_with_the_command_that_accepts_it(de
     assert refused["next_command"].split()[1:3] == ["trust", host.name], refused
     assert fingerprint in refused["next_command"], refused
     words = refused["next_command"].split()
-    accept = [sys.executable, "-m", "ddtree_deploy.cli", *words[1 : words.index(fingerprint) + 1]]
+    accept = [sys.executable, "-m", "ddtree_deploy", *words[1 : words.index(fingerprint) + 1]]
     with host.lab.inside():
         subprocess.run(accept, check=True, capture_output=True)
     deployment.controller.run("status", host.name).expect(0)

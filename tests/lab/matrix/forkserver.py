@@ -7,8 +7,6 @@ status.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import gc
 import json
 import os
@@ -16,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,25 +84,9 @@ def _become(
     return entry.main
 
 
-def _end(command: Callable[[], object]) -> None:
-    """Run it and exit as the interpreter does, but for the taking apart of each module at the very end."""
-    try:
-        command()
-    except SystemExit as ended:
-        if not isinstance(ended.code, int):
-            raise
-        with contextlib.suppress(OSError):
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ended.code)
-        raise
-
-
 if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # else the first collection in each child copies every page
     forked = serve(socket.socket(fileno=os.dup(0)))
     if forked is not None:
-        _end(forked)
+        forked()  # ends as the console script does
