@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.ahead import Called
 from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.running import fleet
 from ddtree_deploy.running.interrupts import Interrupts
@@ -15,9 +16,9 @@ from ddtree_deploy.running.rollout import Job
 
 
 def rollout(
+    called: Called,
     target: str,
     *,
-    hosts: Path | None,
     payload: Path | None,
     playbook: Path | None,
     accept_drift: bool,
@@ -25,9 +26,7 @@ def rollout(
     json_lines: bool,
 ) -> int:
     """Roll the payload out to the hosts of `target`. Returns the exit code."""
-    inventory = inputs.load_hosts(hosts)
-    chosen = inventory.resolve(target)
-    book = inputs.load_rollout(playbook, chosen)
+    book = inputs.load_rollout(playbook, called.chosen)
     load = inputs.load_payload(payload)
     inputs.require_consent(yes, f"rollout {target}")
     view = console.choose(json_lines)
@@ -37,18 +36,19 @@ def rollout(
             playbook=book,
             payload=load,
             view=view,
-            record=Record(inventory.file),
+            record=Record(called.inventory.file),
             interrupts=interrupts,
             confirm=_consent(view, yes),
             accept_drift=accept_drift,
+            connect=called.connect,
         )
-        return fleet.run(target, chosen, job).exit_code
+        return fleet.run(target, called.chosen, job).exit_code
 
 
 def rollback(
+    called: Called,
     target: str | None,
     *,
-    hosts: Path | None,
     playbook: Path | None,
     to: str,
     accept_drift: bool,
@@ -56,17 +56,15 @@ def rollback(
     json_lines: bool,
 ) -> int:
     """Go back on the hosts of `target`, or of the last rollout made from here. Returns the exit code."""
-    inventory = inputs.load_hosts(hosts)
-    record = Record(inventory.file)
+    record = Record(called.inventory.file)
+    chosen = called.chosen
     runs: dict[str, str] = {}
     if target is None:
         last = record.last()
         runs = last.runs
         # The other way round: what was changed last goes back first.
-        chosen = [host for name in reversed(runs) for host in inventory.resolve(name)]
+        chosen = [host for name in reversed(runs) for host in called.inventory.resolve(name)]
         target = last.target
-    else:
-        chosen = inventory.resolve(target)
     book = inputs.load_playbook(playbook, "rollback")
     inputs.require_consent(yes, f"rollback {target}")
     view = console.choose(json_lines)
@@ -82,6 +80,7 @@ def rollback(
             accept_drift=accept_drift,
             of_runs=runs,
             to=to,
+            connect=called.connect,
         )
         return fleet.run(target, chosen, job).exit_code
 

@@ -289,7 +289,8 @@ class SystemdControl(Unit):
         now = (self.definition() or {}).get("content")
         if now != kept:
             return f"{self.drop_in} is not what it was"
-        if self._show().get("NeedDaemonReload") == "yes":
+        # Where the guard still stands, systemd reads the unit again when that is taken away.
+        if self._show().get("NeedDaemonReload") == "yes" and not self.guard.exists():
             return f"systemd has not read {self.unit} again"
         return ""
 

@@ -87,7 +87,10 @@ class Unit(ServiceControl):
         return folder.is_dir() and not any(folder.iterdir())
 
     def put_guard(self, argv: list[str], run: str) -> None:
-        """Our command first, then the unit's own: none of those may meet half a change either."""
+        """Our command first, then the unit's own: none of those may meet half a change either.
+
+        A boot reads it. systemd at work reads it with the launch, which is put before any file is changed.
+        """
         shown = self._show()
         paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
         try:
@@ -97,7 +100,6 @@ class Unit(ServiceControl):
         own = unitfile.effective(texts, "ExecStartPre")
         self.guard.parent.mkdir(mode=0o755, exist_ok=True)
         base.replace(self.guard, unitfile.guard(argv, own, run).encode(), 0o644)
-        self._reload()
 
     def remove_guard(self, *, keep_folder: bool) -> None:
         there = self.guard.exists()

@@ -1,4 +1,4 @@
-"""Bring every path into its wanted state, then the service's launch. The only step that changes the venv."""
+"""Put the service's launch, then every path, into the wanted state. The only step that changes the venv."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def do(ctx: Context) -> str:
     recorded = staging.read_manifest(ctx.backup_dir)
     wanted = staging.wanted(ctx)
     guard.put(ctx)
+    launch = _launch(ctx)  # systemd reads the guard with it: before a file is changed
     changed = 0
     for w in wanted:
         ctx.check()
@@ -40,7 +41,6 @@ def do(ctx: Context) -> str:
         changed += _legacy_bytecode(ctx, files, w, recorded)
     _drop_folders(ctx, files, wanted)
     _verify(ctx, files, wanted)
-    launch = _launch(ctx)
     ctx.result(changed=changed, launch=launch)
     return f"{changed} files changed, {len(wanted) - changed} as they were" + (
         f"; {launch}" if launch else ""
