@@ -24,19 +24,39 @@ DISTRIBUTIONS = {
 }
 
 # Runs with the site module, so that .pth files and editable finders do their work; whatever they print, the
-# answer is the marked line. `find_spec` of a top-level name imports nothing.
-PROBE = """
-import importlib.metadata as metadata, importlib.util, json, os, sys, sysconfig
+# answer is the marked line. `find_spec` of a top-level name imports nothing. `importlib.metadata` would give
+# the versions, too, and takes as long to import as all the rest takes.
+PROBE = r"""
+import importlib.util, json, os, sys, sysconfig
 found = {"purelib": sysconfig.get_paths()["purelib"], "python": list(sys.version_info[:3]), "packages": {}}
-for name, module in json.loads(sys.argv[1]).items():
+def text(*path):
     try:
-        d = metadata.distribution(name)
-        version = d.version
-        url = json.loads(d.read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        version, url = "", {}
-    except ValueError:
-        url = {}
+        with open(os.path.join(*path), encoding="utf-8", errors="replace") as f:
+            return f.read()
+    except OSError:
+        return ""
+def plain(name):
+    return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
+infos = {}
+for place in sys.path:
+    try:
+        names = os.listdir(place or ".")
+    except OSError:
+        continue
+    for name in names:
+        stem, kind = os.path.splitext(name)
+        if kind in (".dist-info", ".egg-info"):
+            infos.setdefault(plain(stem.partition("-")[0]), os.path.join(place, name))
+for name, module in json.loads(sys.argv[1]).items():
+    info, version, url = infos.get(plain(name), ""), "", {}
+    if info:
+        head = (text(info, "METADATA") or text(info, "PKG-INFO") or text(info)).partition("\n\n")[0]
+        lines = [line.partition(":") for line in head.splitlines()]
+        version = next((value.strip() for key, _, value in lines if key.lower() == "version"), "")
+        try:
+            url = json.loads(text(info, "direct_url.json") or "{}")
+        except ValueError:
+            pass
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
@@ -48,7 +68,7 @@ for name, module in json.loads(sys.argv[1]).items():
             "folder": os.path.abspath(places[0]) if places else "",
             "editable": bool(url.get("dir_info", {}).get("editable")),
         }
-print("\\n" + sys.argv[2] + json.dumps(found), flush=True)
+print("\n" + sys.argv[2] + json.dumps(found), flush=True)
 """
 
 

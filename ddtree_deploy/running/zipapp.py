@@ -32,11 +32,12 @@ from onhost.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
-# Modules come from memory, so that asking for facts leaves no file on the host, in /tmp neither.
-_READ = "import sys; take = sys.stdin.buffer.read; exec(take({length}))"
+# Modules come from memory, so that asking for facts leaves no file on the host, in /tmp neither. The program
+# comes in the command itself, which saves a round trip, in letters that no shell takes for its own.
+_COMMAND = "import base64, zlib; exec(zlib.decompress(base64.b64decode('{}')))"
 _FACTS = """\
-import base64, importlib.abc, importlib.util, json, sys, zlib
-_SOURCES = json.loads(zlib.decompress(base64.b85decode({sources!r})))
+import importlib.abc, importlib.util, json, sys
+_SOURCES = json.loads({sources!r})
 class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(self, name, path=None, target=None):
         if name in _SOURCES:
@@ -52,7 +53,7 @@ from onhost import codecache, layout
 _COMPILED = codecache.use_in(layout.state_dir({state_dir!r}), {digest!r})
 if not _COMPILED:
     print("\\n" + {mark!r}, flush=True)
-    _SOURCES.update(json.loads(zlib.decompress(take({length}))))
+    _SOURCES.update(json.loads(zlib.decompress(sys.stdin.buffer.read({length}))))
 from onhost import site_probe
 with site_probe.begin(sys.executable, {package!r}) as begun:  # it works while the rest is imported
     from onhost.facts import main
@@ -107,29 +108,27 @@ def pack() -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """The facts script in parts: `PYTHON -I -S -c CODE` reads `start` from stdin, and says whether it needs
-    `sources`: not where an earlier run left the modules compiled."""
+    """The facts script: `PYTHON -I -S -c CODE` says whether it needs `sources` on stdin: not where an earlier
+    run left the modules compiled."""
 
     code: str
-    start: bytes
     sources: bytes
 
 
 @functools.cache
 def _facts_sources() -> tuple[str, bytes]:
-    """The modules that facts need, compressed: those that come at once, and the rest. Equal for all hosts."""
+    """The modules that facts need: those that come at once, and the rest, compressed. Equal for all hosts."""
     modules = _modules()
     first = _closure("onhost.codecache", modules) | _closure("onhost.layout", modules)
     whole = _closure("onhost.facts", modules) | _closure("onhost.boot", modules)
     rest = {name: value for name, value in whole.items() if name not in first}
-    at_once, later = (zlib.compress(json.dumps(part).encode(), 9) for part in (first, rest))
-    return base64.b85encode(at_once).decode(), later
+    return json.dumps(first), zlib.compress(json.dumps(rest).encode(), 9)
 
 
 def facts_program(request: FactsRequest) -> Program:
     """The modules that facts need, and the request."""
     at_once, later = _facts_sources()
-    start = _FACTS.format(
+    script = _FACTS.format(
         sources=at_once,
         mark=SOURCES_MARK,
         length=len(later),
@@ -137,8 +136,9 @@ def facts_program(request: FactsRequest) -> Program:
         package=request.package,
         state_dir=request.state_dir,
         digest=digest(sources()),
-    ).encode()
-    return Program(_READ.format(length=len(start)), start, later)
+    )
+    packed = base64.b64encode(zlib.compress(script.encode(), 9)).decode()
+    return Program(_COMMAND.format(packed), later)
 
 
 def _modules() -> dict[str, tuple[bool, str]]:

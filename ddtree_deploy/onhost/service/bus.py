@@ -1,5 +1,5 @@
-"""Properties of a unit, asked of systemd itself over D-Bus: a `systemctl show` costs 15 ms, and a rollout looks
-some thirty times.
+"""Properties of a unit, asked of systemd itself over D-Bus: a `systemctl show` costs 15 ms, and a rollout
+looks some thirty times.
 
 The socket is the one that systemctl uses as root. Messages as in the D-Bus specification, "Message Protocol";
 the properties as in org.freedesktop.systemd1(5).
