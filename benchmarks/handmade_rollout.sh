@@ -1,5 +1,6 @@
 # What a careful person would write instead of this project: the whole rollout as one script on the host, the files
-# as a tar on stdin. No lock, no journal, no recovery; it is the yardstick for speed, not for safety.
+# as a tar on stdin. The same gates, but no lock, no journal, no recovery: it is the yardstick for speed, not for
+# safety.
 set -euo pipefail
 PY=/opt/sglang/venv/bin/python
 SITE=$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -31,6 +32,10 @@ bench() { # a round that does not count, and one in which all eight requests hav
 # Is this the host that it is meant for?
 [ "$("$PY" -c 'import importlib.metadata as m; print(m.version("sglang"))')" = 0.5.23 ]
 [ "$(df --output=avail -m "$SITE" | tail -1)" -gt 64 ]
+[ "$(systemctl show --property=LoadState --value sglang)" = loaded ]
+for maps in $(grep -lsF "$SITE/" /proc/[0-9]*/maps || true); do # nobody but the service uses this venv
+  grep -q '/sglang.service$' "${maps%maps}cgroup"
+done
 
 # Stage and check.
 tar -xf - -C "$T"
@@ -50,12 +55,18 @@ tokens > before.txt
 bench before.json
 
 # Stop, install, start.
+curl -fsS http://127.0.0.1:30000/v1/loads > load.json
+[ "$("$PY" -c 'import json; print(sum(x["num_running_reqs"] for x in json.load(open("load.json"))["loads"]))')" = 0 ]
 systemctl stop sglang
+[ ! -s /sys/fs/cgroup/system.slice/sglang.service/cgroup.procs ]
+[ -z "$(ss -Hltn 'sport = :30000')" ]
 for f in "${FILES[@]}"; do
   mkdir -p "$(dirname "$SITE/$f")"
   mv -f "site/$f" "$SITE/$f"
 done
 sync -f "$SITE"
+sed -n 's#  site/#  #p' SHA256SUMS > installed
+(cd "$SITE" && sha256sum -c --quiet "$T/installed")
 [ "$(cd / && "$PY" -c 'import tiny_ddtree; print(tiny_ddtree.__file__)')" = "$SITE/tiny_ddtree/__init__.py" ]
 D=/etc/systemd/system/sglang.service.d
 mkdir -p "$D"
@@ -69,8 +80,11 @@ for _ in $(seq 400); do
   if ask 'are you there' 4 > /dev/null 2>&1; then break; fi
   sleep 0.05
 done
+PID=$(systemctl show --property=MainPID --value sglang)
 for _ in 1 2 3; do ask 'are you well' 4 > /dev/null; done
 tokens > after.txt
 cmp before.txt after.txt
 bench after.json
+ask 'one last look' 4 > /dev/null
+[ "$(systemctl show --property=MainPID --value sglang)" = "$PID" ]
 echo DONE

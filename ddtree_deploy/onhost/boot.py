@@ -13,22 +13,27 @@ import os
 import sys
 from typing import Any
 
-RUNNER = "runner.pyz"
+RUNNER, PAYLOAD = "runner.pyz", "payload.tar.gz"
 
 
-def wait(drop: Any = None) -> int:
+def wait(ahead: bytes, count: int, drop: Any = None) -> int:
     """Returns 0 when fd 0 ends: nothing more was wanted. Else the process ends as the runner's `launch` does.
 
+    ahead: what was read of the `count` bytes of a payload that are sent before anything else.
     drop: a finder of modules that were sent for the facts alone; the runner brings its own.
     """
-    first = os.read(0, 1)
-    if not first:
+    if drop is None:
+        from . import launch  # noqa: F401  (there is time, as long as the controller plans)
+    try:
+        ahead += _take(count - len(ahead))
+        first = _take(1)
+    except EOFError:
         return 0
     os.umask(0o077)
     made: list[str] = []
     try:
         head = _header(first)
-        path = _place(head, made)
+        path = _place(head, made, ahead)
     except Exception as error:
         _remove(made)
         print(json.dumps(_refusal(error), separators=(",", ":")), flush=True)
@@ -54,8 +59,10 @@ def _take(count: int) -> bytes:
     return data
 
 
-def _place(head: dict[str, Any], made: list[str]) -> str:
-    """The runner, in a new run folder, durably. Every folder made is added to `made` at once."""
+def _place(head: dict[str, Any], made: list[str], ahead: bytes) -> str:
+    """The runner, and a payload that came ahead, in a new run folder, durably. Every folder made is added to
+    `made` at once.
+    """
     folder: str = head["run_dir"]
     runner = _take(head["runner"])
     missing = []
@@ -76,16 +83,22 @@ def _place(head: dict[str, Any], made: list[str]) -> str:
     if head.get("kept"):
         _link(head["kept"], path)
     else:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as out:
-            out.write(runner)
-            out.flush()
-            os.fsync(fd)
+        _write(path, runner)
+    if head.get("ahead"):
+        _write(os.path.join(folder, PAYLOAD), ahead)
     for at in made:
         fd = os.open(os.path.dirname(at), os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
     return path
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(fd)
 
 
 def _link(kept: str, path: str) -> None:
@@ -100,8 +113,9 @@ def _link(kept: str, path: str) -> None:
 
 def _remove(made: list[str]) -> None:
     for at in reversed(made):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(at, RUNNER))
+        for name in (RUNNER, PAYLOAD):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(at, name))
         try:
             os.rmdir(at)
         except OSError:

@@ -16,7 +16,7 @@ from . import deferral, layout
 from .lock import is_held
 from .protocol import HEARTBEAT_LOST_S, HEARTBEAT_S, STATE_BROKEN
 
-POLL_S = 0.03
+POLL_S = 0.015
 START_S = 120.0  # a runner that has not written its first line by then has not started
 GUARD_S = 60.0  # after a boot the guard's recovery may be about to begin
 COMPLAINT_S = 5.0  # the same, where its log holds something: it died of that

@@ -1,4 +1,4 @@
-"""What BOOT execs: take plan and payload from fd 0, check them, start the runner, follow it."""
+"""What `boot` becomes: take plan and payload from fd 0, check them, start the runner, follow it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
     os.umask(0o077)
     try:
         receive(0, run_dir / layout.PLAN, plan_length)
-        receive(0, run_dir / layout.PAYLOAD, payload_length)
+        if not (run_dir / layout.PAYLOAD).exists():  # it came ahead
+            receive(0, run_dir / layout.PAYLOAD, payload_length)
         accept(run_dir)
         (run_dir / "logs").mkdir(mode=0o700)
         (run_dir / layout.RESERVE).write_bytes(b"\0" * RESERVE_BYTES)

@@ -16,7 +16,7 @@ from typing import Any
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.inputs.payload import Payload
+from ddtree_deploy.inputs.payload import Payload, Variant
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.facts_format import Facts, Release
 from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
@@ -26,6 +26,8 @@ from ddtree_deploy.planning.drift import check
 from ddtree_deploy.planning.plan_files import Wanted, check_bases, check_folders, gone, restores
 from ddtree_deploy.planning.plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
 from ddtree_deploy.planning.variants import PACKAGE, choose, sglang_version
+
+GUESS_LIMIT = 256 << 10  # bytes that may travel for nothing
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def make_rollout(
     check_bases(host, facts, wanted, stale)
     targets = [w.target() for w in wanted if w.differs or w.live.state == "foreign"]
     targets += [g.target for g in stale]
-    blob = archive.build({**payload.archive_entries(variant), **playbook.attachments})
+    blob = _archive(payload, variant, playbook)
     release = release_digest((w.item.ref, w.item.sha256, w.mode) for w in wanted)
     plan = common_plan(
         host,
@@ -129,6 +131,19 @@ def make_rollout(
         warnings.append(f"foreign files that are replaced, and kept in the backup: {len(foreign)}")
     changes = change_set(host, facts, playbook, plan, files, warnings)
     return PlanResult(plan, blob, changes)
+
+
+def _archive(payload: Payload, variant: Variant, playbook: Playbook) -> bytes:
+    return archive.build({**payload.archive_entries(variant), **playbook.attachments})
+
+
+def likely_archive(payload: Payload, playbook: Playbook, before: str) -> bytes:
+    """The archive that a rollout will need, unless the host has changed: of the variant that was used there
+    `before`, else of the first. Empty where it is so large that it should not be sent on a guess.
+    """
+    variant = next((v for v in payload.variants if v.name == before), payload.variants[0])
+    made = _archive(payload, variant, playbook)
+    return made if len(made) <= GUESS_LIMIT else b""
 
 
 def make_rollback(

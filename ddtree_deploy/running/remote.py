@@ -36,6 +36,7 @@ class Answer:
 
     facts: Facts
     stream: Stream
+    ahead: bytes  # the payload that it has already
 
     def close(self) -> None:
         """Nothing is to begin."""
@@ -49,19 +50,21 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
     return answer.facts
 
 
-def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
+def ask(link: Link, host: Host, request: FactsRequest, ahead: bytes = b"") -> Answer:
     """The exec of a rollout: first what the host is. Leaves no file there.
+
+    ahead: the payload that the cargo will probably need. It travels while the host looks at itself.
 
     Raises:
         InputError: the host has no such Python.
         TransportError: the connection failed, or sudo wants a password.
         GateFailed: the host's Python ran but could not answer.
     """
-    program = zipapp.facts_program(replace(request, runner=zipapp.runner_digest()))
-    stream, said = _ask(link, host, program)
+    program = zipapp.facts_program(replace(request, runner=zipapp.runner_digest()), ahead=len(ahead))
+    stream, said = _ask(link, host, program, ahead)
     if isinstance(said, Finished) and become.wanted(host, said):
         become.ask(link)  # before all else that is run there: what follows knows the password
-        stream, said = _ask(link, host, program)
+        stream, said = _ask(link, host, program, ahead)
     if isinstance(said, Finished):
         raise explain_exec(host, "facts", said.rc, said.out, said.err)
     try:
@@ -74,13 +77,14 @@ def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
             state=NOTHING_DONE,
             next_command="ddtree-deploy --version (is another version's state on this host?)",
         ) from error
-    return Answer(facts, stream)
+    return Answer(facts, stream, ahead)
 
 
-def _ask(link: Link, host: Host, program: zipapp.Program) -> tuple[Stream, bytes | Finished]:
+def _ask(link: Link, host: Host, program: zipapp.Program, ahead: bytes) -> tuple[Stream, bytes | Finished]:
     # A login script may print before us: the answer is the marked line, wherever it is.
     return link.ask(
         link.command(host.python, "-I", "-S", "-c", program.code),
+        ahead,
         answer=FACTS_MARK.encode(),
         more=(SOURCES_MARK.encode(), program.sources),
         timeout=FACTS_S,
@@ -104,8 +108,12 @@ class Cargo:
     data: bytes
 
     @classmethod
-    def of(cls, plan: Plan, run_dir: str, payload: bytes, kept: str = "") -> Cargo:
-        """Header line, then zipapp, plan and payload, back to back. `kept`: the host has the zipapp there."""
+    def of(cls, plan: Plan, run_dir: str, payload: bytes, kept: str = "", ahead: bytes = b"") -> Cargo:
+        """Header line, then zipapp, plan and payload, back to back.
+
+        kept: the host has the zipapp there. ahead: the payload that was sent ahead; it is not sent again.
+        """
+        known = bool(payload) and payload == ahead
         runner = b"" if kept else zipapp.runner()
         text = json.dumps(to_dict(plan), separators=(",", ":")).encode()
         header = {
@@ -114,9 +122,10 @@ class Cargo:
             "runner": len(runner),
             "kept": kept,
             "plan": len(text),
-            "payload": len(payload),
+            "payload": 0 if known else len(payload),
+            "ahead": known,
         }
-        return cls(run_dir, json.dumps(header).encode() + b"\n" + runner + text + payload)
+        return cls(run_dir, json.dumps(header).encode() + b"\n" + runner + text + (b"" if known else payload))
 
 
 def run_dir_of(facts: Facts, run: str) -> str:

@@ -143,12 +143,12 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     begun = time.monotonic()
     key = host.secrets()  # bad input is found before the host is asked
     with ThreadPoolExecutor(1) as pool:
-        packing = pool.submit(zipapp.pack)  # while we wait for the network
+        packing = pool.submit(_pack, host, job)  # while we wait for the network
         link = session.dial()
-        packing.result()
+        ahead = packing.result()
     emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
     begun = time.monotonic()
-    answer = ask(link, host, plan.facts_request(host, job.payload))
+    answer = ask(link, host, plan.facts_request(host, job.payload), ahead)
     facts = answer.facts
     emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
     refuse_if_locked(host, facts)
@@ -158,7 +158,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         recovered = recover_orphan(host, link, facts, facts.orphan.run, emit)
         if recovered.exit_code:
             return recovered
-        answer = ask(link, host, plan.facts_request(host, job.payload))
+        answer = ask(link, host, plan.facts_request(host, job.payload), ahead)
         facts = answer.facts
     options = RunOptions.at(
         datetime.now(timezone.utc),
@@ -191,11 +191,19 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         interrupts=job.interrupts,
         patience=job.patience,
     )
-    cargo = Cargo.of(made.plan, run_dir, made.archive, runner_on(facts))
+    cargo = Cargo.of(made.plan, run_dir, made.archive, runner_on(facts), answer.ahead)
     emit.record = _record(job.record, made, facts)
     emit.launched = True
     job.launching(host.name, made.plan.run)  # now: this process may not live to see the end
     return of_end(host.name, job.action, follower.launch(link, answer.stream, cargo))
+
+
+def _pack(host: Host, job: Job) -> bytes:
+    """All that is sent and does not depend on what the host is. Returns the payload that it will need."""
+    zipapp.pack()
+    if job.payload is None or job.make is not None:
+        return b""
+    return plan.likely_archive(job.payload, job.playbook, job.record.variant(host.name))
 
 
 def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:

@@ -51,7 +51,9 @@ sys.meta_path.insert(0, _MEMORY)
 sys.dont_write_bytecode = True
 from onhost import codecache, layout
 _COMPILED = codecache.use_in(layout.state_dir({state_dir!r}), {digest!r})
+_AHEAD = b""
 if not _COMPILED:
+    _AHEAD = sys.stdin.buffer.read({ahead})
     print("\\n" + {mark!r}, flush=True)
     _SOURCES.update(json.loads(zlib.decompress(sys.stdin.buffer.read({length}))))
 from onhost import site_probe
@@ -60,7 +62,7 @@ with site_probe.begin(sys.executable, {package!r}) as begun:  # it works while t
     status = main({request!r}, begun)
 if not status:
     from onhost.boot import wait
-    status = wait(None if _COMPILED else _MEMORY)
+    status = wait(_AHEAD, {ahead}, None if _COMPILED else _MEMORY)
 sys.exit(status)
 """
 
@@ -108,8 +110,8 @@ def pack() -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """The facts script: `PYTHON -I -S -c CODE` says whether it needs `sources` on stdin: not where an earlier
-    run left the modules compiled."""
+    """The facts script: `PYTHON -I -S -c CODE` takes what is sent ahead from stdin, and says whether it needs
+    `sources` there, too: not where an earlier run left the modules compiled."""
 
     code: str
     sources: bytes
@@ -125,8 +127,8 @@ def _facts_sources() -> tuple[str, bytes]:
     return json.dumps(first), zlib.compress(json.dumps(rest).encode(), 9)
 
 
-def facts_program(request: FactsRequest) -> Program:
-    """The modules that facts need, and the request."""
+def facts_program(request: FactsRequest, *, ahead: int = 0) -> Program:
+    """The modules that facts need, and the request. `ahead`: bytes that are sent without being asked for."""
     at_once, later = _facts_sources()
     script = _FACTS.format(
         sources=at_once,
@@ -136,6 +138,7 @@ def facts_program(request: FactsRequest) -> Program:
         package=request.package,
         state_dir=request.state_dir,
         digest=digest(sources()),
+        ahead=ahead,
     )
     packed = base64.b64encode(zlib.compress(script.encode(), 9)).decode()
     return Program(_COMMAND.format(packed), later)

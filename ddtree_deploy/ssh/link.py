@@ -86,6 +86,7 @@ class Link:
     def ask(
         self,
         command: str,
+        stdin: bytes = b"",
         *,
         answer: bytes,
         more: tuple[bytes, bytes],
@@ -95,7 +96,7 @@ class Link:
         """Start a command and wait for its line that begins with `answer`; the command goes on after it.
 
         Returns the command, and the rest of that line, or how the command ended without one.
-        `more`: a word, and what stdin gets once the command has written that word.
+        `more`: a word, and what stdin gets as well once the command has written that word.
 
         Raises:
             TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
@@ -104,6 +105,7 @@ class Link:
         stream = self.stream(command, stage=stage)
         noise = b""
         with self._bounded(timeout, deadline, stage) as dog:
+            self._feed(stream, stdin, dog)
             while True:
                 try:
                     line = stream.line(max(0.0, deadline - time.monotonic()))

@@ -45,7 +45,7 @@ sys.meta_path.insert(0, drop)
 sys.path.insert(0, {sources!r})
 from onhost.boot import wait
 sys.path.pop(0)
-sys.exit(wait(drop))
+sys.exit(wait(b"", 0, drop))
 """
 
 

@@ -1,5 +1,5 @@
-"""Properties of a unit, asked of systemd itself over D-Bus: a `systemctl show` costs 15 ms, and a rollout
-looks some thirty times.
+"""Units, looked at and started by systemd itself over D-Bus: a systemctl costs 15 ms, and a rollout would
+need some thirty of them.
 
 The socket is the one that systemctl uses as root. Messages as in the D-Bus specification, "Message Protocol";
 the properties as in org.freedesktop.systemd1(5).
@@ -15,6 +15,8 @@ import time
 from .. import brief
 
 SOCKET = "/run/systemd/private"
+ROOT = "/org/freedesktop/systemd1"
+MANAGER, PROPERTIES = "org.freedesktop.systemd1.Manager", "org.freedesktop.DBus.Properties"
 UNIT, SERVICE = "org.freedesktop.systemd1.Unit", "org.freedesktop.systemd1.Service"
 OF_UNIT = {"LoadState", "ActiveState", "SubState", "FragmentPath", "DropInPaths", "NeedDaemonReload"}
 _CALL, _RETURN, _ERROR = 1, 2, 3
@@ -26,29 +28,59 @@ class BusError(Exception):
     """systemd could not be asked; systemctl may know more."""
 
 
+class Refused(Exception):
+    """systemd would not; the message is its own."""
+
+
 def show(unit: str, names: list[str], *, seconds: float) -> dict[str, str]:
     """The properties as `systemctl show` writes them; one that the unit does not have is left out.
 
     Raises BusError, and what the watcher of the step raises.
     """
+    path = f"{ROOT}/unit/{_label(unit)}"
+    calls: list[tuple[str, ...]] = [
+        (path, PROPERTIES, "Get", UNIT if name in OF_UNIT else SERVICE, name) for name in names
+    ]
+    answers = _ask(calls, seconds)
+    try:
+        found = {n: _text(body) for n, (kind, body) in zip(names, answers, strict=True) if kind == _RETURN}
+    except (struct.error, IndexError, ValueError) as error:
+        raise BusError(f"{SOCKET}: {error}") from error
+    if not found:
+        raise BusError(f"systemd says nothing of {unit}")
+    return found
+
+
+def manage(method: str, *words: str, seconds: float) -> None:
+    """A method of the manager (StartUnit, ...) with strings for arguments; its job is not waited for.
+
+    Raises BusError, Refused, and what the watcher of the step raises.
+    """
+    ((kind, body),) = _ask([(ROOT, MANAGER, method, *words)], seconds)
+    if kind == _ERROR:
+        try:
+            raise Refused(_string_at(body, 0)[0])
+        except struct.error as error:
+            raise BusError(f"{SOCKET}: {error}") from error
+
+
+def _ask(calls: list[tuple[str, ...]], seconds: float) -> list[tuple[int, bytes]]:
+    """(path, interface, member, *strings) -> (kind of message, its body), for each call."""
     until = time.monotonic() + seconds
-    path = f"/org/freedesktop/systemd1/unit/{_label(unit)}"
-    asked = [(UNIT if name in OF_UNIT else SERVICE, name) for name in names]
     try:
         with socket.socket(socket.AF_UNIX) as bus:
             bus.settimeout(brief.LOOK_S)
             bus.connect(SOCKET)
             hello = f"\0AUTH EXTERNAL {str(os.geteuid()).encode().hex()}\r\nBEGIN\r\n".encode()
-            calls = b"".join(_get(serial, path, *one) for serial, one in enumerate(asked, 1))
-            bus.sendall(hello + calls)
+            bus.sendall(hello)
             if not _line(bus, until).startswith(b"OK "):
                 raise BusError("systemd does not know us")
-            values = _answers(bus, len(asked), until)
-    except (OSError, struct.error, IndexError, ValueError) as error:
+            # Not before: what it has read along with the greeting it answers when something else comes.
+            bus.sendall(b"".join(_call(serial, *one) for serial, one in enumerate(calls, 1)))
+            answers = _answers(bus, len(calls), until)
+            return [answers[serial] for serial in range(1, len(calls) + 1)]
+    except (OSError, struct.error, LookupError, ValueError) as error:
         raise BusError(f"{SOCKET}: {error}") from error
-    if not values:
-        raise BusError(f"systemd says nothing of {unit}")
-    return {names[serial - 1]: value for serial, value in values.items()}
 
 
 def _label(unit: str) -> str:
@@ -56,15 +88,18 @@ def _label(unit: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in unit)
 
 
-def _get(serial: int, path: str, interface: str, name: str) -> bytes:
-    """The call of org.freedesktop.DBus.Properties.Get."""
-    body = _padded(_string(interface), 4) + _string(name)
+def _call(serial: int, path: str, interface: str, member: str, *words: str) -> bytes:
+    """A method call with strings for arguments."""
+    body = b""
+    for word in words:
+        body = _padded(body, 4) + _string(word)
+    kinds = bytes([len(words)]) + b"s" * len(words) + b"\0"
     fields = b""
     for code, kind, value in (
         (_PATH, b"o", _string(path)),
-        (_INTERFACE, b"s", _string("org.freedesktop.DBus.Properties")),
-        (_MEMBER, b"s", _string("Get")),
-        (_SIGNATURE, b"g", b"\2ss\0"),
+        (_INTERFACE, b"s", _string(interface)),
+        (_MEMBER, b"s", _string(member)),
+        (_SIGNATURE, b"g", kinds),
     ):
         fields = _padded(fields, 8) + bytes([code, 1]) + kind + b"\0" + value
     head = struct.pack("<cBBBIII", b"l", _CALL, 0, 1, len(body), serial, len(fields))
@@ -80,20 +115,18 @@ def _padded(data: bytes, to: int) -> bytes:
     return data + bytes(-len(data) % to)
 
 
-def _answers(bus: socket.socket, count: int, until: float) -> dict[int, str]:
-    """Serial of the call -> value, of those that were answered with one. Other messages are passed over."""
-    values: dict[int, str] = {}
-    while count:
+def _answers(bus: socket.socket, count: int, until: float) -> dict[int, tuple[int, bytes]]:
+    """Serial of the call -> (kind, body) of its answer. Other messages are passed over."""
+    found: dict[int, tuple[int, bytes]] = {}
+    while len(found) < count:
         endian, kind, _, _, size, _, fields_size = struct.unpack("<cBBBIII", _exactly(bus, 16, until))
         if endian != b"l":
             raise BusError("systemd speaks big-endian")
         fields = _fields(_exactly(bus, -(-fields_size // 8) * 8, until)[:fields_size])
         body = _exactly(bus, size, until)
         if kind in (_RETURN, _ERROR):
-            count -= 1
-        if kind == _RETURN:
-            values[fields[_REPLY]] = _text(body)
-    return values
+            found[fields[_REPLY]] = (kind, body)
+    return found
 
 
 def _fields(data: bytes) -> dict[int, int]:
@@ -137,6 +170,8 @@ def _string_at(data: bytes, at: int) -> tuple[str, int]:
     """The string at the next multiple of four, and where it ends."""
     at = -(-at // 4) * 4
     size: int = struct.unpack_from("<I", data, at)[0]
+    if at + 4 + size >= len(data):
+        raise ValueError("a string that goes on after its message")
     return data[at + 4 : at + 4 + size].decode(errors="replace"), at + 5 + size
 
 

@@ -14,6 +14,11 @@ from . import bus
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 ANSWER_S = 5.0
 SHOW_S = 30.0
+VERBS = {
+    "start": ("StartUnit", "replace"),
+    "stop": ("StopUnit", "replace"),
+    "reset-failed": ("ResetFailedUnit",),
+}
 LOOK_S = 0.1
 UNANSWERED = ("", "offline", "unknown")  # what `is-system-running` says when nobody does
 
@@ -53,6 +58,21 @@ def stopping() -> bool:
         if state not in UNANSWERED or time.monotonic() > end:
             return state == "stopping"
         time.sleep(LOOK_S)
+
+
+def do(verb: str, unit: str) -> None:
+    """Start, stop or reset-failed; a start or stop is not waited for. Raises SystemctlError."""
+    method, *mode = VERBS[verb]
+    if os.geteuid() == 0:
+        try:
+            bus.manage(method, unit, *mode, seconds=SHOW_S)
+        except bus.Refused as error:
+            raise SystemctlError(f"systemctl {verb} {unit}: {error}") from error
+        except bus.BusError:
+            pass
+        else:
+            return
+    run(verb, *(["--no-block"] if mode else []), unit)
 
 
 def show(unit: str, names: list[str]) -> dict[str, str]:

@@ -296,7 +296,7 @@ class SystemdControl(Unit):
 
     def terminate(self) -> None:
         try:
-            systemctl.run("stop", "--no-block", self.unit)
+            systemctl.do("stop", self.unit)
         except SystemctlError as e:
             raise StepFailed(str(e)) from e
 
@@ -305,13 +305,13 @@ class SystemdControl(Unit):
             ctx.lock.starts(True)  # the boot guard lets it pass
         try:
             # A crash loop of before would count against StartLimitBurst= and NRestarts.
-            systemctl.run("reset-failed", self.unit)
+            systemctl.do("reset-failed", self.unit)
         except SystemctlError as e:
             ctx.progress(f"{e}")
         self._started_at = _now()
         try:
             self._restarts = int(self._show().get("NRestarts") or 0)
-            systemctl.run("start", "--no-block", self.unit)
+            systemctl.do("start", self.unit)
         except (SystemctlError, ServiceError) as e:
             raise StepFailed(str(e)) from e
 
