@@ -6,15 +6,19 @@ import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ddtree_deploy import tcp
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.inputs.inventory import Host, Inventory
 
 if TYPE_CHECKING:
     from ddtree_deploy.ssh import Link
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,14 @@ def call(target: str | None, hosts: Path | None) -> Iterator[Called]:
     """
     inventory = inputs.load_hosts(hosts)
     chosen = inventory.resolve(target) if target is not None else []
+    first = chosen[:1]
+    dialed = {
+        host.name: _begin(partial(tcp.connect, host.address, host.port, host.connect_timeout_s))
+        for host in first
+    }
     from ddtree_deploy import ssh
 
-    waiting: dict[str, Future[Link]] = {}
-    for host in chosen[:1]:
-        waiting[host.name] = _begin(ssh.connect, host)
+    waiting = {host.name: _begin(partial(ssh.connect, host, dialed[host.name].result)) for host in first}
 
     def connect(host: Host) -> Link:
         begun = waiting.pop(host.name, None)
@@ -51,16 +58,17 @@ def call(target: str | None, hosts: Path | None) -> Iterator[Called]:
             begun.add_done_callback(_close)
 
 
-def _begin(connect: Callable[[Host], Link], host: Host) -> Future[Link]:
-    future: Future[Link] = Future()
+def _begin(call: Callable[[], T]) -> Future[T]:
+    """Call it in a thread that keeps nobody from leaving."""
+    future: Future[T] = Future()
 
     def work() -> None:
         try:
-            future.set_result(connect(host))
+            future.set_result(call())
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=work, daemon=True, name=f"call {host.name}").start()
+    Thread(target=work, daemon=True).start()
     return future
 
 

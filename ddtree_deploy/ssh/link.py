@@ -7,24 +7,24 @@ paramiko honours neither @revoked nor a second key type.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import re
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from ddtree_deploy import tcp
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.ssh import become, known_hosts
 from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
 from ddtree_deploy.ssh.library import fabric, paramiko
-from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog, bounded
+from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog
 
 EXEC_S = 30.0
 OUTPUT_LIMIT = 256 << 20
@@ -175,8 +175,10 @@ class Link:
         self.close()
 
 
-def connect(host: SshHost) -> Link:
+def connect(host: SshHost, dialed: Callable[[], socket.socket] | None = None) -> Link:
     """Open a connection to the host, with its key checked and ourselves authenticated.
+
+    dialed: gives the TCP connection that was opened for us, once.
 
     Raises:
         HostKeyError: the host's key is unknown, changed or revoked.
@@ -187,10 +189,11 @@ def connect(host: SshHost) -> Link:
     for _ in range(CONNECTIONS_FOR_KEYS):
         strategy = Keys(host, refused)
         try:
-            return _connect_once(host, strategy, _policy(host))
+            return _connect_once(host, strategy, _policy(host), dialed)
         except TransportError:
             if not strategy.more:
                 raise
+            dialed = None
     raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
 
 
@@ -210,8 +213,16 @@ def offered_key(host: SshHost) -> tuple[str, bytes]:
     raise AssertionError("the policy refuses every key")
 
 
-def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy) -> Link:
-    sock = _open_socket(host)
+def _connect_once(
+    host: SshHost,
+    strategy: Keys,
+    policy: paramiko.MissingHostKeyPolicy,
+    dialed: Callable[[], socket.socket] | None = None,
+) -> Link:
+    try:
+        sock = dialed() if dialed else tcp.connect(host.address, host.port, host.connect_timeout_s)
+    except Exception as error:
+        raise translate(error, host, "connect") from error
     wanted = known_hosts.algorithms(known_hosts.read(known_hosts_files(host)), host.address, host.port)
 
     def transport(sock: Any, **options: Any) -> paramiko.Transport:
@@ -255,42 +266,6 @@ def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKey
                 ) from error
             raise translate(error, host, stage) from error
     return link
-
-
-def _open_socket(host: SshHost) -> socket.socket:
-    """A TCP connection that sends at once, and that notices a peer that has gone."""
-    deadline = time.monotonic() + host.connect_timeout_s
-    try:
-        found = bounded(
-            lambda: socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM),
-            host.connect_timeout_s,
-            f"the name {host.address} was not resolved within {host.connect_timeout_s:.0f} s",
-        )
-        problem: Exception = OSError(errno.EADDRNOTAVAIL, "no address")
-        for family, kind, protocol, _, address in found:
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.settimeout(max(0.1, deadline - time.monotonic()))
-                sock.connect(address)
-            except OSError as error:
-                sock.close()
-                problem = error
-                continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            # Linux names; elsewhere our own heartbeats do the work alone.
-            for option, value in (
-                ("TCP_USER_TIMEOUT", 30_000),
-                ("TCP_KEEPIDLE", 10),
-                ("TCP_KEEPINTVL", 5),
-                ("TCP_KEEPCNT", 4),
-            ):
-                if hasattr(socket, option):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            return sock
-        raise problem
-    except Exception as error:
-        raise translate(error, host, "connect") from error
 
 
 def _policy(host: SshHost) -> paramiko.MissingHostKeyPolicy:

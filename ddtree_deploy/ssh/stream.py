@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Protocol
 
 CHUNK = 65536
 # One line of JSON is far below this; more without a newline is not our protocol.
@@ -235,24 +233,3 @@ class Stream:
             keep(chunk)
             if not chunk:
                 return
-
-
-def bounded(call: Callable[[], T], seconds: float, message: str) -> T:
-    """Run a call that has no time-out of its own in a thread, and give up on it after `seconds`."""
-    box: list[T] = []
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            box.append(call())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not box:
-        raise TimeoutError(message)
-    return box[0]

@@ -14,10 +14,12 @@ from . import bus
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 ANSWER_S = 5.0
 SHOW_S = 30.0
+DO_S = 120.0
 VERBS = {
     "start": ("StartUnit", "replace"),
     "stop": ("StopUnit", "replace"),
     "reset-failed": ("ResetFailedUnit",),
+    "daemon-reload": ("Reload",),
 }
 LOOK_S = 0.1
 UNANSWERED = ("", "offline", "unknown")  # what `is-system-running` says when nobody does
@@ -60,19 +62,19 @@ def stopping() -> bool:
         time.sleep(LOOK_S)
 
 
-def do(verb: str, unit: str) -> None:
-    """Start, stop or reset-failed; a start or stop is not waited for. Raises SystemctlError."""
+def do(verb: str, *units: str) -> None:
+    """One of VERBS; a start or stop is not waited for. Raises SystemctlError."""
     method, *mode = VERBS[verb]
     if os.geteuid() == 0:
         try:
-            bus.manage(method, unit, *mode, seconds=SHOW_S)
+            bus.manage(method, *units, *mode, seconds=DO_S)
         except bus.Refused as error:
-            raise SystemctlError(f"systemctl {verb} {unit}: {error}") from error
+            raise SystemctlError(f"systemctl {' '.join([verb, *units])}: {error}") from error
         except bus.BusError:
             pass
         else:
             return
-    run(verb, *(["--no-block"] if mode else []), unit)
+    run(verb, *(["--no-block"] if mode else []), *units, seconds=DO_S)
 
 
 def show(unit: str, names: list[str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ class Unit(ServiceControl):
     def _reload(self) -> None:
         self._seen = {}
         try:
-            systemctl.run("daemon-reload", seconds=120.0)
+            systemctl.do("daemon-reload")
         except SystemctlError as e:
             raise StepFailed(str(e)) from e
 
