@@ -58,7 +58,7 @@ class Context:
 
     @property
     def state_dir(self) -> Path:
-        """The folder of this venv's state: lock, owner.json, runs/, bases/, releases.jsonl."""
+        """The folder of this venv's state: lock, runs/, bases/, releases.jsonl."""
         return self.run_dir.parent.parent
 
     @property

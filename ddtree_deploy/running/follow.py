@@ -77,7 +77,7 @@ class Follower:
             rc = stream.exit_status(5.0) if link.alive else None
             raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
         carried = len(cargo.data)
-        self.emit({"e": "sent", "bytes": carried, "text": f"runner, plan and payload, {size(carried)}"})
+        self.emit({"e": "sent", "bytes": carried, "text": f"{size(carried)}: {cargo.what}"})
         return self._follow(link, stream)
 
     def attach(self, link: Link) -> dict[str, Any]:

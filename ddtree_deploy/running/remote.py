@@ -106,6 +106,7 @@ class Cargo:
 
     run_dir: str
     data: bytes
+    what: str = "runner, plan and payload"
 
     @classmethod
     def of(cls, plan: Plan, run_dir: str, payload: bytes, kept: str = "", ahead: bytes = b"") -> Cargo:
@@ -125,7 +126,10 @@ class Cargo:
             "payload": 0 if known else len(payload),
             "ahead": known,
         }
-        return cls(run_dir, json.dumps(header).encode() + b"\n" + runner + text + (b"" if known else payload))
+        what = "runner and plan; the payload went ahead" if known else cls.what
+        return cls(
+            run_dir, json.dumps(header).encode() + b"\n" + runner + text + (b"" if known else payload), what
+        )
 
 
 def run_dir_of(facts: Facts, run: str) -> str:

@@ -45,7 +45,7 @@ sys.meta_path.insert(0, drop)
 sys.path.insert(0, {sources!r})
 from onhost.boot import wait
 sys.path.pop(0)
-sys.exit(wait(b"", 0, drop))
+sys.exit(wait(b"", {ahead}, drop))
 """
 
 
@@ -216,12 +216,13 @@ class Host:
         cut: int | None = None,
         python: str = "",
         kept: Path | None = None,
+        ahead: bytes | None = None,
     ) -> Session:
         """The wait after the facts, with header, runner, plan and payload on stdin.
 
         `cut`: only so many bytes, then the end.
 
-        `kept`: the runner is not sent, it is there.
+        `kept`: the runner is not sent, it is there. `ahead`: sent before all else, perhaps the payload.
         """
         raw = json.dumps(plan).encode()
         runner = b"" if kept else self.runner
@@ -231,10 +232,18 @@ class Host:
             "runner": len(runner),
             "kept": str(kept or ""),
             "plan": len(raw),
-            "payload": len(archive),
+            "payload": 0 if ahead == archive else len(archive),
+            "ahead": ahead == archive,
         }
-        data = json.dumps(head).encode() + b"\n" + runner + raw + archive
-        argv = [python or self.python, "-I", "-S", "-c", WAIT.format(sources=str(self.root / "facts.pyz"))]
+        data = (ahead or b"") + json.dumps(head).encode() + b"\n" + runner + raw
+        data += b"" if ahead == archive else archive
+        argv = [
+            python or self.python,
+            "-I",
+            "-S",
+            "-c",
+            WAIT.format(sources=str(self.root / "facts.pyz"), ahead=len(ahead or b"")),
+        ]
         (self.root / "facts.pyz").write_bytes(self.runner)
         session = self._spawn(argv, plan["run"])
         assert session.process.stdin is not None

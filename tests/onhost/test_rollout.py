@@ -1,4 +1,4 @@
-"""A rollout of files, from BOOT to the end event, by the real zipapp and real processes."""
+"""A rollout of files, from the wait after the facts to its end, by the real zipapp and real processes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ddtree_deploy.onhost import bytecode, layout
 from ddtree_deploy.onhost.lock import read_owner
 from ddtree_deploy.onhost.protocol import StepSpec
 
-from .host import PATCHED, Host, Session, until
+from .host import DEADLINE_S, PATCHED, Host, Session, until
 
 
 def command(*argv: str, name: str = "wait", undo: list[str] | None = None, timeout: float = 60.0) -> StepSpec:
@@ -421,6 +421,31 @@ def test_a_runner_that_the_host_kept_is_not_sent_again_and_a_changed_one_is_refu
     assert session.wait() == 1
     assert "the runner kept on the host has changed; it is removed: try again" in session.end["reason"]
     assert not host.run_dir(plan["run"]).exists() and not kept.exists()
+
+
+def test_a_payload_that_came_ahead_is_used_and_one_that_was_guessed_wrong_is_not(host: Host) -> None:
+    plan, archive = host.plan()
+    assert host.launch(plan, archive, ahead=archive).wait() == 0
+    plan, archive = host.plan(host.payload(worker="NAME = 'other'\n"))
+    assert host.launch(plan, archive, ahead=archive[:-1]).wait() == 0
+    assert "other" in host.ask("import sglang_ddtree.worker as w; print(w.NAME)")
+
+
+@pytest.mark.parametrize("where", ["inside", "behind"])
+def test_a_wait_whose_input_ends_leaves_nothing(host: Host, where: str) -> None:
+    """As after `status`, and where the connection is cut before a run was asked for."""
+    plan, archive = host.plan()
+    session = host.launch(plan, archive, ahead=archive, cut=len(archive) // (2 if where == "inside" else 1))
+    assert session.process.wait(DEADLINE_S) == 0
+    assert not host.state.exists()
+
+
+def test_a_payload_that_came_ahead_goes_with_a_start_that_fails(host: Host) -> None:
+    plan, archive = host.plan()
+    kept = host.root / "kept.pyz"
+    kept.write_bytes(b"not a runner")
+    session = host.launch(plan, archive, ahead=archive, kept=kept)
+    assert session.wait() == 1 and not host.run_dir(plan["run"]).exists()
 
 
 def test_a_state_folder_that_cannot_be_made_is_one_clear_line(host: Host) -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddtree_deploy.onhost import facts, layout
-from ddtree_deploy.onhost.lock import is_held, read_owner
+from ddtree_deploy.onhost.lock import LOCK, RECORD, SiteLock, is_held, read_owner, write_owner
 
 from .host import DEADLINE_S, Host, until
 from .test_runner import assert_as_before, command, go, up, waiting
@@ -71,6 +72,36 @@ def test_facts_wait_for_an_owner_that_has_not_said_who_it_is(host: Host) -> None
     assert facts.lock_facts(host.site_dir).run == session.run == owner["run"]
     go(host)
     assert session.wait() == 0
+
+
+def test_what_a_free_lock_says_is_of_the_past(tmp_path: Path) -> None:
+    """A holder who was killed said something; the next one is not taken for them, and says as much."""
+    dead = SiteLock(tmp_path)
+    dead.acquire("run1", "ada@desk", "rollout")
+    dead.at_step("install")
+    size = (tmp_path / LOCK).stat().st_size
+    os.close(dead.fd)
+    assert read_owner(tmp_path)["step"] == "install" and not is_held(tmp_path / LOCK)
+    assert facts.lock_facts(tmp_path) == facts.LockFacts()
+    lock = SiteLock(tmp_path)
+    lock.acquire("run2", "eve@desk", "rollback")
+    lock.at_step("a step with a much longer name than any")
+    assert facts.lock_facts(tmp_path).run == "run2"
+    assert (tmp_path / LOCK).stat().st_size == size == RECORD, "a full disk keeps nobody from saying it"
+    lock.release()
+    assert read_owner(tmp_path) == {}
+
+
+def test_a_record_that_is_read_while_it_is_written_is_not_believed(tmp_path: Path) -> None:
+    fd = os.open(tmp_path / LOCK, os.O_RDWR | os.O_CREAT)
+    write_owner(fd, {"run": "run1", "starts": True})
+    whole = (tmp_path / LOCK).read_bytes()
+    for torn in (b"", whole[:20], whole.replace(b"run1", b"run2"), b"x" + whole[1:]):
+        (tmp_path / LOCK).write_bytes(torn)
+        assert read_owner(tmp_path) == {}
+    (tmp_path / LOCK).write_bytes(whole)
+    assert read_owner(tmp_path) == {"run": "run1", "starts": True}
+    os.close(fd)
 
 
 @pytest.mark.parametrize("race", range(RACES))

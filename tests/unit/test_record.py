@@ -57,6 +57,7 @@ def test_a_run_whose_end_was_not_seen_is_found_and_its_record_completed(tmp_path
         begun.plan(dataclasses.replace(plan(), host=host))
         begun.event({"n": 1, "e": "run"})
     assert record.newest("ct1") == "r2" and record.newest("nobody") == ""
+    assert record.variant("ct1") == "x" and record.variant("nobody") == ""
     folder = tmp_path / ".ddtree-deploy" / "runs" / "r2"
     lost = record.resume("r2")
     assert lost is not None

@@ -32,6 +32,7 @@ def do(ctx: Context) -> str:
     wanted = staging.wanted(ctx)
     guard.put(ctx)
     launch = _launch(ctx)  # systemd reads the guard with it: before a file is changed
+    _require_down(ctx)
     changed = 0
     for w in wanted:
         ctx.check()
@@ -45,6 +46,14 @@ def do(ctx: Context) -> str:
     return f"{changed} files changed, {len(wanted) - changed} as they were" + (
         f"; {launch}" if launch else ""
     )
+
+
+def _require_down(ctx: Context) -> None:
+    """What `stop` ended is still down; until now a start by hand was not kept from it."""
+    if ctx.plan.service is None or all(s.kind != "stop" for s in ctx.plan.steps):
+        return
+    if staging.control_of(ctx).active():
+        raise StepFailed("the service was started by somebody after it had been stopped")
 
 
 def _bring(ctx: Context, files: Files, w: Wanted, before: Entry) -> int:

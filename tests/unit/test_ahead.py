@@ -1,0 +1,85 @@
+"""The first host is called while the program loads: its line is used once, or hung up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddtree_deploy import ssh, tcp
+from ddtree_deploy.commands import ahead
+from ddtree_deploy.errors import InputError, TransportError
+from tests.onhost.host import until
+
+
+class Line:
+    """Stands for a Link."""
+
+    def __init__(self, name: str, dialed: object) -> None:
+        self.name, self.dialed = name, dialed
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
+    """Every line that was opened. A host named `dead` does not answer."""
+    opened: list[Line] = []
+
+    def connect(host: Any, dialed: Any = None) -> Line:
+        if host.name == "dead":
+            raise TransportError("connection refused", host=host.name)
+        opened.append(Line(host.name, dialed() if dialed else None))
+        return opened[-1]
+
+    monkeypatch.setattr(tcp, "connect", lambda address, port, seconds: f"{address}:{port}")
+    monkeypatch.setattr(ssh, "connect", connect)
+    return opened
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    file = tmp_path / "hosts.yaml"
+    named = {
+        name: {"address": f"10.0.0.{i}", "python": "/v/bin/python"}
+        for i, name in enumerate(("a", "b", "dead"))
+    }
+    file.write_text(yaml.safe_dump({"hosts": named, "groups": {"both": ["a", "b"]}}))
+    return file
+
+
+def test_the_first_host_is_called_and_its_line_handed_out_once(lines: list[Line], hosts: Path) -> None:
+    with ahead.call("both", hosts) as called:
+        first, second = called.chosen
+        used: list[Any] = [called.connect(first), called.connect(second), called.connect(first)]
+    assert [line.name for line in used] == ["a", "b", "a"]
+    assert [line.dialed for line in used] == ["10.0.0.0:22", None, None]
+    assert not any(line.closed.is_set() for line in used)
+
+
+def test_a_line_that_nobody_wanted_is_hung_up(lines: list[Line], hosts: Path) -> None:
+    with pytest.raises(InputError, match="bad playbook"), ahead.call("a", hosts):
+        raise InputError("bad playbook")
+    until(lambda: bool(lines) and lines[0].closed.is_set())
+
+
+def test_why_a_host_does_not_answer_is_told_when_its_line_is_asked_for(
+    lines: list[Line], hosts: Path
+) -> None:
+    with ahead.call("dead", hosts) as called, pytest.raises(TransportError, match="connection refused"):
+        called.connect(called.chosen[0])
+    with ahead.call("dead", hosts):
+        pass  # bad input elsewhere comes first
+
+
+def test_without_a_target_nobody_is_called(lines: list[Line], hosts: Path) -> None:
+    with ahead.call(None, hosts) as called:
+        assert called.chosen == []
+    with pytest.raises(InputError, match="nobody"), ahead.call("nobody", hosts):
+        pass
+    assert lines == []
