@@ -123,6 +123,16 @@ def mask_argv(argv: list[str], secrets: Iterable[str] = ()) -> list[str]:
     return [mask_text(word, secrets) for word in out]
 
 
+def masked(launch: Launch) -> Launch:
+    """A launch without the values of flags and variables that are named like secrets."""
+    return Launch(
+        command=None if launch.command is None else mask_argv(launch.command),
+        set={n: MASK if v is not None and is_secret_name(n) else v for n, v in launch.set.items()},
+        unset=launch.unset,
+        env={n: MASK if is_secret_name(n) else v for n, v in launch.env.items()},
+    )
+
+
 def mask_text(text: str, secrets: Iterable[str]) -> str:
     """`text` without any of `secrets` (those of fewer than 4 characters would hide innocent text)."""
     for secret in sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,6 +18,7 @@ from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload, Variant
 from ddtree_deploy.inputs.playbook import Playbook
+from ddtree_deploy.onhost.command_line import masked
 from ddtree_deploy.onhost.facts_format import Facts, Release
 from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning import going_back
@@ -65,7 +66,11 @@ class NothingToDo:
 
 
 def facts_request(host: Host, payload: Payload | None, *, contents: bool = False) -> FactsRequest:
-    """What to ask the host: the paths of all variants, and the folders that new ones lie in."""
+    """What to ask the host: the paths of all variants, and the folders that new ones lie in.
+
+    No secrets: the host's process list shows what is asked. What it answers has them masked in any case.
+    """
+    service = host.service
     refs: set[str] = set()
     for variant in payload.variants if payload else ():
         for item in variant.items:
@@ -75,7 +80,7 @@ def facts_request(host: Host, payload: Payload | None, *, contents: bool = False
         protocol=PROTOCOL,
         state_dir=host.state_dir,
         refs=sorted(refs),
-        service=host.service,
+        service=service and replace(service, launch=masked(service.launch)),
         also_stop=list(host.also_stop),
         contents=contents,
         package=PACKAGE,

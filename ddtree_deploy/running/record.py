@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddtree_deploy.errors import ContactLost, InputError
-from ddtree_deploy.onhost.command_line import is_secret_name, mask_argv
+from ddtree_deploy.onhost.command_line import masked
 from ddtree_deploy.onhost.facts_format import Facts
 from ddtree_deploy.onhost.protocol import Plan, to_dict
 
@@ -49,8 +49,8 @@ class RunRecord:
         """Keep the plan; names of secrets stay, their values do not."""
         data = to_dict(plan)
         data["secrets"] = dict.fromkeys(plan.secrets, "***")
-        if data["service"] is not None:
-            data["service"]["launch"] = _masked(data["service"]["launch"])
+        if plan.service is not None:
+            data["service"]["launch"] = to_dict(masked(plan.service.launch))
         _write(self.folder / "plan.json", data)
 
     def facts(self, facts: Facts) -> None:
@@ -145,17 +145,6 @@ class Record:
         if not ignore.exists():
             ignore.write_text("*\n")
         return self.folder
-
-
-def _masked(launch: dict[str, Any]) -> dict[str, Any]:
-    """A launch without the values of flags and variables that are named like secrets."""
-    for table in ("set", "env"):
-        for name, value in launch[table].items():
-            if value is not None and is_secret_name(name):
-                launch[table][name] = "***"
-    if launch["command"] is not None:
-        launch["command"] = mask_argv(launch["command"])
-    return launch
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -75,6 +75,19 @@ def test_a_service_started_by_hand_after_the_runner_died_is_recovered_first(
     assert_back_by_itself(deployment)
 
 
+def test_a_service_started_by_hand_after_the_stop_is_not_changed_under_its_feet(
+    host: Host, tmp_path: Path
+) -> None:
+    deployment = gated(host, tmp_path, "install")
+    running = deployment.begin()
+    host.run("systemctl start sglang")
+    wait_for(host.generates, "the old release, started by hand")
+    deployment.open()
+    outcome = running.finish().expect(1).outcome
+    assert outcome["step"] == "install" and "started by somebody" in outcome["reason"], outcome
+    assert_back_by_itself(deployment)
+
+
 def test_a_run_that_had_decided_is_finished_at_boot(host: Host, tmp_path: Path) -> None:
     """The journal's last line is cut off: the run died after its decision, before it had said so."""
     deployment = gated(host, tmp_path, "health")

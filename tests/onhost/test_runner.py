@@ -426,9 +426,9 @@ def test_a_runner_that_the_host_kept_is_not_sent_again_and_a_changed_one_is_refu
 def test_a_payload_that_came_ahead_is_used_and_one_that_was_guessed_wrong_is_not(host: Host) -> None:
     plan, archive = host.plan()
     assert host.launch(plan, archive, ahead=archive).wait() == 0
-    plan, archive = host.plan(host.payload(worker="NAME = 'other'\n"))
+    plan, archive = host.plan(host.payload(worker="NAME = 'tree'\nMORE = 'yes'\n"))
     assert host.launch(plan, archive, ahead=archive[:-1]).wait() == 0
-    assert "other" in host.ask("import sglang_ddtree.worker as w; print(w.NAME)")
+    assert host.ask("import sglang_ddtree.worker as w; print(w.MORE)") == "yes"
 
 
 @pytest.mark.parametrize("where", ["inside", "behind"])
