@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -24,10 +23,21 @@ def main() -> None:
     for number in SIGNALS:  # both end a command in order, and with one code
         signal.signal(number, signal.default_int_handler)
     code = command_line()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)  # to take the libraries down piece by piece is another tenth
+    os._exit(_flushed(code))  # to take the libraries down piece by piece is another tenth
+
+
+def _flushed(code: int) -> int:
+    """The exit code once all is written: that of a command whose output was lost is not 0."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BrokenPipeError:
+            pass  # whoever read it has gone
+        except OSError as error:
+            os.write(2, f"ddtree-deploy: the output is incomplete: {error.strerror}\n".encode())
+            code = code or 1
+    return code
 
 
 def _at_once(number: int, frame: FrameType | None) -> None:

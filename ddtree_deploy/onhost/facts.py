@@ -162,7 +162,7 @@ def orphan_facts(site_dir: Path) -> LockFacts | None:
         if not releases.unfinished(run_dir):
             continue
         events, _ = read(run_dir / layout.JOURNAL)
-        first = events[0]
+        first = events[0] if events else {"t": run_dir.stat().st_mtime}
         starts = [e["step"] for e in events if e["e"] == "start"]
         return LockFacts(
             held=False,

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def booted_since(folder: Path) -> bool:
+    """Whether the system was started after this was written last, as far as its clock can be trusted."""
+    try:
+        ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])  # proc(5): starttime
+        since = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+        return folder.stat().st_mtime < time.time() - since
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def boot_id() -> str:

@@ -121,7 +121,8 @@ def _outcome(ctx: Context, events: list[dict[str, object]]) -> runner.Outcome:
     for event in events:
         if event["e"] == "verdict" and event["verdict"] not in ("pass", "skipped"):
             return runner.Outcome(str(event["verdict"]), str(event["step"]), str(event["reason"]))
-    return runner.Outcome("died", step, f"the runner died at step {step}")
+    where = f"at step {step}" if step else "before its first step"
+    return runner.Outcome("died", step, f"the runner died {where}")
 
 
 def recover_site(site_dir: Path) -> int:

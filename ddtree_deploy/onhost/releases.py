@@ -199,13 +199,17 @@ def attempts(site_dir: Path) -> dict[str, str]:
 def unfinished(run_dir: Path) -> bool:
     """Did this run end without a verdict, or with an undo that did not succeed?
 
-    One that has not yet said that it has the lock may be waiting for it, unless its runner is dead.
+    One that has not yet said that it has the lock may be waiting for it, unless its runner is dead. One
+    that has no journal yet was received whole (it has its reserve), unless its launch still waits for a line.
     """
     events, _ = read_journal(run_dir / layout.JOURNAL)
+    if not events:
+        reserve = run_dir / layout.RESERVE
+        return reserve.exists() and not is_held(reserve) and not is_held(run_dir / layout.ALIVE)
     ends = [e for e in events if e["e"] == "end"]
     if any(e["e"] == "locked" for e in events):
         return not ends or ends[-1]["exit"] == 3
-    return bool(events) and not ends and not is_held(run_dir / layout.ALIVE)
+    return not ends and not is_held(run_dir / layout.ALIVE)
 
 
 def line_of_live(site_dir: Path) -> list[tuple[str, str, dict[str, str]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,7 +18,6 @@ from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload, Variant
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.command_line import masked
 from ddtree_deploy.onhost.facts_format import Facts, Release
 from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning import going_back
@@ -66,11 +65,7 @@ class NothingToDo:
 
 
 def facts_request(host: Host, payload: Payload | None, *, contents: bool = False) -> FactsRequest:
-    """What to ask the host: the paths of all variants, and the folders that new ones lie in.
-
-    No secrets: the host's process list shows what is asked. What it answers has them masked in any case.
-    """
-    service = host.service
+    """What to ask the host: the paths of all variants, and the folders that new ones lie in."""
     refs: set[str] = set()
     for variant in payload.variants if payload else ():
         for item in variant.items:
@@ -80,7 +75,7 @@ def facts_request(host: Host, payload: Payload | None, *, contents: bool = False
         protocol=PROTOCOL,
         state_dir=host.state_dir,
         refs=sorted(refs),
-        service=service and replace(service, launch=masked(service.launch)),
+        service=host.service,
         also_stop=list(host.also_stop),
         contents=contents,
         package=PACKAGE,
@@ -147,6 +142,8 @@ def likely_archive(payload: Payload, playbook: Playbook, before: str) -> bytes:
     `before`, else of the first. Empty where it is so large that it should not be sent on a guess.
     """
     variant = next((v for v in payload.variants if v.name == before), payload.variants[0])
+    if sum(map(len, payload.archive_entries(variant).values())) > 10 * GUESS_LIMIT:
+        return b""
     made = _archive(payload, variant, playbook)
     return made if len(made) <= GUESS_LIMIT else b""
 

@@ -15,7 +15,7 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.protocol import HEARTBEAT_S
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.remote import Cargo, explain_exec, parse_event
-from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded
+from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded, transport_error
 from ddtree_deploy.text import safe, size
 
 POLL_S = 0.2
@@ -75,6 +75,8 @@ class Follower:
             stream.send(cargo.data[-1:])
         except LinkLost as error:
             rc = stream.exit_status(5.0) if link.alive else None
+            if rc is None:
+                raise transport_error(self.host, "launch", f"{error}; nothing was started") from error
             raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
         carried = len(cargo.data)
         self.emit({"e": "sent", "bytes": carried, "text": f"{size(carried)}: {cargo.what}"})

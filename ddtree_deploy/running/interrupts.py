@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: at once while nothing runs on the host, in order once something does."""
+"""Ctrl-C and SIGTERM: at once while nothing runs on the host, in order once something does, and no more once
+its verdict is known: that must get out."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """While active, signals raise KeyboardInterrupt; between `hold` and `release` they are only counted.
+    """While active, signals raise KeyboardInterrupt; between `hold` and `begin` they are only counted.
 
     A second controller-side wait must be able to see how often the user asked, so `count` never goes back.
     """
@@ -23,9 +24,11 @@ class Interrupts:
         """From now on only count: the caller looks at `count` between its waits."""
         self.held = True
 
-    def release(self) -> None:
-        """Signals raise again."""
+    def begin(self) -> None:
+        """Nothing runs yet: signals raise, also one that was only counted since the last run had ended."""
         self.held = False
+        if self.count:
+            raise KeyboardInterrupt
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
@@ -42,4 +45,5 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             # An impatient CI system sends more: those must not take the place of the exit code.
-            signal.signal(number, signal.SIG_IGN if self.count else handler)  # type: ignore[arg-type]
+            ended = self.count or self.held
+            signal.signal(number, signal.SIG_IGN if ended else handler)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from dataclasses import dataclass, replace
@@ -22,11 +23,12 @@ from ddtree_deploy.onhost.protocol import (
     to_dict,
 )
 from ddtree_deploy.running import zipapp
-from ddtree_deploy.ssh import Finished, Link, Stream, become, transport_error
+from ddtree_deploy.ssh import Finished, Link, LinkLost, Stream, become, transport_error
 from ddtree_deploy.text import safe
 
 # Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
 FACTS_S = 120.0
+CLOSE_S = 5.0
 NOTHING_DONE = "nothing was touched"
 
 
@@ -39,7 +41,10 @@ class Answer:
     ahead: bytes  # the payload that it has already
 
     def close(self) -> None:
-        """Nothing is to begin."""
+        """Nothing is to begin. Waits for the process: a host may allow one session at a time."""
+        with contextlib.suppress(LinkLost):
+            self.stream.end_input()
+        self.stream.exit_status(CLOSE_S)
         self.stream.close()
 
 
@@ -84,7 +89,7 @@ def _ask(link: Link, host: Host, program: zipapp.Program, ahead: bytes) -> tuple
     # A login script may print before us: the answer is the marked line, wherever it is.
     return link.ask(
         link.command(host.python, "-I", "-S", "-c", program.code),
-        ahead,
+        program.request + ahead,
         answer=FACTS_MARK.encode(),
         more=(SOURCES_MARK.encode(), program.sources),
         timeout=FACTS_S,

@@ -118,6 +118,7 @@ def run_host(host: Host, job: Job) -> Outcome:
     emit = Emitter(job.view, host.name)
     session = Session(host, job.connect)
     try:
+        job.interrupts.begin()
         outcome = _run(host, job, emit, session)
     except DeployError as error:
         error.host = error.host or host.name
@@ -126,7 +127,6 @@ def run_host(host: Host, job: Job) -> Outcome:
         stopped = Interrupted("interrupted before anything was started", host=host.name, state=NOTHING_DONE)
         outcome = Outcome.of_error(stopped, host.name, job.action)
     finally:
-        job.interrupts.release()
         session.close()
     outcome.seconds = round(time.monotonic() - begun, 3)
     outcome.results = emit.results

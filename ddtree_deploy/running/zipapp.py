@@ -33,10 +33,19 @@ sys.exit(main(sys.argv[1:]))
 """
 
 # Modules come from memory, so that asking for facts leaves no file on the host, in /tmp neither. The program
-# comes in the command itself, which saves a round trip, in letters that no shell takes for its own.
+# comes in the command itself, to be at work a round trip earlier, in letters that no shell takes for its own.
+# What it is asked comes over stdin: everybody on the host can read command lines, and it may name secrets.
 _COMMAND = "import base64, zlib; exec(zlib.decompress(base64.b64decode('{}')))"
 _FACTS = """\
-import importlib.abc, importlib.util, json, sys
+import importlib.abc, importlib.util, json, os, sys
+def take(count):
+    data = b""
+    while len(data) < count:  # not a byte more: who comes after us reads on
+        part = os.read(0, count - len(data))
+        if not part:
+            sys.exit("facts: the connection ended")
+        data += part
+    return data
 _SOURCES = json.loads({sources!r})
 class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(self, name, path=None, target=None):
@@ -51,15 +60,15 @@ sys.meta_path.insert(0, _MEMORY)
 sys.dont_write_bytecode = True
 from onhost import codecache, layout
 _COMPILED = codecache.use_in(layout.state_dir({state_dir!r}), {digest!r})
-_AHEAD = b""
+_REQUEST, _AHEAD = None, b""
 if not _COMPILED:
-    _AHEAD = sys.stdin.buffer.read({ahead})
+    _REQUEST, _AHEAD = take({request}), take({ahead})
     print("\\n" + {mark!r}, flush=True)
-    _SOURCES.update(json.loads(zlib.decompress(sys.stdin.buffer.read({length}))))
+    _SOURCES.update(json.loads(zlib.decompress(take({length}))))
 from onhost import site_probe
 with site_probe.begin(sys.executable, {package!r}) as begun:  # it works while the rest is imported
     from onhost.facts import main
-    status = main({request!r}, begun)
+    status = main((_REQUEST or take({request})).decode(), begun)
 if not status:
     from onhost.boot import wait
     status = wait(_AHEAD, {ahead}, None if _COMPILED else _MEMORY)
@@ -110,10 +119,11 @@ def pack() -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """The facts script: `PYTHON -I -S -c CODE` takes what is sent ahead from stdin, and says whether it needs
-    `sources` there, too: not where an earlier run left the modules compiled."""
+    """The facts script: `PYTHON -I -S -c CODE` takes the request, and what is sent ahead, from stdin. It says
+    whether it needs `sources` there, too: not where an earlier run left the modules compiled."""
 
     code: str
+    request: bytes
     sources: bytes
 
 
@@ -130,18 +140,19 @@ def _facts_sources() -> tuple[str, bytes]:
 def facts_program(request: FactsRequest, *, ahead: int = 0) -> Program:
     """The modules that facts need, and the request. `ahead`: bytes that are sent without being asked for."""
     at_once, later = _facts_sources()
+    asked = json.dumps(to_dict(request)).encode()
     script = _FACTS.format(
         sources=at_once,
         mark=SOURCES_MARK,
         length=len(later),
-        request=json.dumps(to_dict(request)),
+        request=len(asked),
         package=request.package,
         state_dir=request.state_dir,
         digest=digest(sources()),
         ahead=ahead,
     )
     packed = base64.b64encode(zlib.compress(script.encode(), 9)).decode()
-    return Program(_COMMAND.format(packed), later)
+    return Program(_COMMAND.format(packed), asked, later)
 
 
 def _modules() -> dict[str, tuple[bool, str]]:

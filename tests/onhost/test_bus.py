@@ -42,23 +42,24 @@ def texts(*values: str) -> bytes:
 
 
 @contextmanager
-def systemd(path: Path, say: Callable[[socket.socket], None]) -> Iterator[list[bytes]]:
-    """A server for one connection; what it was sent."""
+def systemd(path: Path, *turns: Callable[[socket.socket], None]) -> Iterator[list[bytes]]:
+    """A server that takes one connection for each of `turns`; what it was sent."""
     seen: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
 
         def serve() -> None:
-            peer, _ = listener.accept()
-            with peer:
-                greeting = b""
-                while not greeting.endswith(b"BEGIN\r\n"):
-                    greeting += peer.recv(65536)
-                seen.append(greeting)
-                say(peer)
-                with suppress(OSError):
-                    seen.append(peer.recv(65536))
+            for say in turns:
+                peer, _ = listener.accept()
+                with peer:
+                    greeting = b""
+                    while not greeting.endswith(b"BEGIN\r\n"):
+                        greeting += peer.recv(65536)
+                    seen.append(greeting)
+                    say(peer)
+                    with suppress(OSError):
+                        seen.append(peer.recv(65536))
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -81,8 +82,10 @@ def test_properties_of_every_type_come_as_systemctl_writes_them(path: Path) -> N
         texts("/etc/a.conf", "/etc/bcd.conf", "/e"),
     ]
     names = ["ActiveState", "MainPID", "ExecMainStatus", "NeedDaemonReload", "DropInPaths", "User"]
-    answers = b"".join(message(RETURN, serial, body) for serial, body in enumerate(bodies, 1))
-    refused = message(ERROR, 6, text("there is no such property"))
+    answers = refused = b""
+    for look in (0, len(names)):  # they are asked for twice
+        answers += b"".join(message(RETURN, look + serial, body) for serial, body in enumerate(bodies, 1))
+        refused += message(ERROR, look + 6, text("there is no such property"))
     with systemd(
         path, lambda peer: peer.sendall(b"OK 1234\r\n" + message(SIGNAL, 0, b"") + refused + answers)
     ):
@@ -96,8 +99,22 @@ def test_properties_of_every_type_come_as_systemctl_writes_them(path: Path) -> N
     }
 
 
+def test_two_looks_that_differ_are_looked_at_again(path: Path) -> None:
+    """Each property is answered by itself: a service may have started in between."""
+    states = iter(["inactive", "active", "active", "active"])
+
+    def look(peer: socket.socket) -> None:
+        peer.sendall(b"OK 1\r\n")
+        peer.recv(65536)
+        peer.sendall(b"".join(message(RETURN, n, b"\x01s\0\0" + text(next(states))) for n in (1, 2)))
+
+    with systemd(path, look, look):
+        assert bus.show("u.service", ["ActiveState"], seconds=30) == {"ActiveState": "active"}
+
+
 def test_the_unit_is_named_as_the_bus_names_it(path: Path) -> None:
-    answer = b"OK 1\r\n" + message(RETURN, 1, b"\x01s\0\0" + text("loaded"))
+    loaded = b"\x01s\0\0" + text("loaded")
+    answer = b"OK 1\r\n" + message(RETURN, 1, loaded) + message(RETURN, 2, loaded)
     with systemd(path, lambda peer: peer.sendall(answer)) as seen:
         bus.show("a-b@c.service", ["LoadState"], seconds=30)
     assert b"/org/freedesktop/systemd1/unit/a_2db_40c_2eservice\0" in seen[1]
@@ -116,6 +133,9 @@ def test_what_systemd_refuses_is_said_in_its_words(path: Path) -> None:
         systemctl.do("start", "nope.service")
 
 
+LONG = b"".join(message(RETURN, n, b"\x01s\0\0" + struct.pack("<I", 1 << 30)) for n in (1, 2))
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -124,10 +144,10 @@ def test_what_systemd_refuses_is_said_in_its_words(path: Path) -> None:
         b"OK 1\r\nHTTP/1.1 400 Bad Request\r\n\r\n",
         b"OK 1\r\n" + message(RETURN, 1, b"\x01s\0\0" + text("x"), endian=b"B"),
         b"OK 1\r\n" + message(RETURN, 1, b"\x01s\0\0" + text("x"))[:-3],
-        b"OK 1\r\n" + message(RETURN, 1, b"\x01s\0\0" + struct.pack("<I", 1 << 30)),
-        b"OK 1\r\n" + message(RETURN, 1, b"\x02(s\0\0"),
+        b"OK 1\r\n" + LONG,
+        b"OK 1\r\n" + message(RETURN, 1, b"\x02(s\0\0") + message(RETURN, 2, b"\x02(s\0\0"),
         b"OK 1\r\n" + message(RETURN, 7, b"\x01s\0\0" + text("of another call")),
-        b"OK 1\r\n" + message(ERROR, 1, text("no")),
+        b"OK 1\r\n" + message(ERROR, 1, text("no")) + message(ERROR, 2, text("no")),
     ],
 )
 def test_an_answer_that_is_none_is_a_bus_error(path: Path, answer: bytes) -> None:

@@ -102,17 +102,17 @@ def test_facts_use_the_cache_and_answer_the_same(runner: Path, monkeypatch: pyte
     request = FactsRequest(protocol=PROTOCOL, state_dir=str(state), refs=["site:x.py"])
     program = zipapp.facts_program(request)
     argv = [sys.executable, "-I", "-S", "-c", program.code]
-    whole = program.sources
+    whole = program.request + program.sources
     plain = subprocess.run(argv, input=whole, capture_output=True, check=False)
     assert SOURCES_MARK.encode() in plain.stdout.splitlines(), "it asks for what it needs"
     file = stored(runner, monkeypatch)
-    cached = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    cached = subprocess.run(argv, input=program.request, capture_output=True, check=False)
     keys = [json.loads(done.stdout.split(b"DDTREE-FACTS ")[-1]).keys() for done in (plain, cached)]
     assert keys[0] == keys[1] and not plain.stderr and not cached.stderr
     codes = codecache.load(str(file))
     codes["onhost.facts"] = (False, marshal.dumps(compile(FACTS, "m", "exec")))
     rewrite(file, codes)
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(argv, input=program.request, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (7, b"from the cache\n")
 
 

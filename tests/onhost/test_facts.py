@@ -24,7 +24,7 @@ def run(host: Host, *refs: str, **changed: Any) -> subprocess.CompletedProcess[b
     request = FactsRequest(1, str(host.state), list(refs), **changed)
     program = facts_program(request)
     argv = [host.python, "-I", "-S", "-c", program.code]
-    for words in (b"", program.sources):
+    for words in (program.request, program.request + program.sources):
         done = subprocess.run(argv, input=words, capture_output=True, check=False, timeout=DEADLINE_S)
         if SOURCES_MARK.encode() not in done.stdout:
             break
@@ -136,7 +136,7 @@ def test_a_request_of_another_version_is_refused_in_one_line(host: Host) -> None
     program = facts_program(FactsRequest(99, "", []))
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program.code],
-        input=program.sources,
+        input=program.request + program.sources,
         capture_output=True,
         check=False,
         timeout=DEADLINE_S,

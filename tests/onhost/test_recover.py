@@ -64,6 +64,11 @@ def test_a_run_that_died_on_its_way_to_the_lock_is_an_orphan_and_one_that_waits_
     assert recover.orphans(tmp_path) == [run_dir.name]
     (run_dir / layout.JOURNAL).unlink()  # not begun: a controller may be sending it
     assert recover.orphans(tmp_path) == []
+    launch = FileLock(run_dir / layout.RESERVE)
+    assert launch.acquire()  # received, and its launch waits for the runner's first line
+    assert recover.orphans(tmp_path) == []
+    launch.release()
+    assert recover.orphans(tmp_path) == [run_dir.name], "the host went down in between"
 
 
 def test_who_takes_the_lock_removes_what_dead_writers_left_half_written(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import bytecode, layout
+from ddtree_deploy.onhost import bytecode, facts, layout
 from ddtree_deploy.onhost.lock import read_owner
 from ddtree_deploy.onhost.protocol import StepSpec
 
@@ -438,6 +438,25 @@ def test_a_wait_whose_input_ends_leaves_nothing(host: Host, where: str) -> None:
     session = host.launch(plan, archive, ahead=archive, cut=len(archive) // (2 if where == "inside" else 1))
     assert session.process.wait(DEADLINE_S) == 0
     assert not host.state.exists()
+
+
+def test_a_run_whose_host_went_down_before_its_first_line_is_put_away(host: Host) -> None:
+    """As a power cut leaves it: received whole, and no journal."""
+    done = host.rollout()
+    plan, archive = host.plan()
+    folder = host.run_dir(plan["run"])
+    (folder / "logs").mkdir(parents=True)
+    shutil.copy(host.run_dir(done.run) / layout.RUNNER, folder)
+    (folder / layout.PLAN).write_text(json.dumps(plan))
+    (folder / layout.PAYLOAD).write_bytes(archive)
+    (folder / layout.RESERVE).write_bytes(b"0")
+    before = host.digest()
+    assert facts.orphan_facts(host.site_dir) is not None
+    code, said = host.recover()
+    assert code == 0 and said[-1]["run"] == plan["run"], said
+    assert "before its first step" in said[-1]["reason"]
+    assert facts.orphan_facts(host.site_dir) is None
+    assert_as_before(host, before, plan["run"])
 
 
 def test_a_payload_that_came_ahead_goes_with_a_start_that_fails(host: Host) -> None:

@@ -26,8 +26,31 @@ class Line:
         self.closed.set()
 
 
+class Socket:
+    """Stands for the TCP connection."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
+def dialed(monkeypatch: pytest.MonkeyPatch) -> list[Socket]:
+    opened: list[Socket] = []
+
+    def connect(address: str, port: int, seconds: float) -> Socket:
+        opened.append(Socket(f"{address}:{port}"))
+        return opened[-1]
+
+    monkeypatch.setattr(tcp, "connect", connect)
+    return opened
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch, dialed: list[Socket]) -> list[Line]:
     """Every line that was opened. A host named `dead` does not answer."""
     opened: list[Line] = []
 
@@ -37,7 +60,6 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
         opened.append(Line(host.name, dialed() if dialed else None))
         return opened[-1]
 
-    monkeypatch.setattr(tcp, "connect", lambda address, port, seconds: f"{address}:{port}")
     monkeypatch.setattr(ssh, "connect", connect)
     return opened
 
@@ -55,26 +77,37 @@ def hosts(tmp_path: Path) -> Path:
 
 def test_the_first_host_is_called_and_its_line_handed_out_once(lines: list[Line], hosts: Path) -> None:
     with ahead.call("both", hosts) as called:
+        assert lines == [], "nobody knows yet whether the rest of the input is good"
+        called.log_in()
         first, second = called.chosen
         used: list[Any] = [called.connect(first), called.connect(second), called.connect(first)]
     assert [line.name for line in used] == ["a", "b", "a"]
-    assert [line.dialed for line in used] == ["10.0.0.0:22", None, None]
+    assert used[0].dialed.place == "10.0.0.0:22" and [line.dialed for line in used[1:]] == [None, None]
     assert not any(line.closed.is_set() for line in used)
 
 
 def test_a_line_that_nobody_wanted_is_hung_up(lines: list[Line], hosts: Path) -> None:
+    with ahead.call("a", hosts) as called:
+        called.log_in()
+    until(lambda: bool(lines) and lines[0].closed.is_set())
+
+
+def test_bad_input_is_found_before_anybody_logs_in(
+    lines: list[Line], hosts: Path, dialed: list[Socket]
+) -> None:
     with pytest.raises(InputError, match="bad playbook"), ahead.call("a", hosts):
         raise InputError("bad playbook")
-    until(lambda: bool(lines) and lines[0].closed.is_set())
+    until(lambda: bool(dialed) and dialed[0].closed.is_set())
+    assert lines == []
 
 
 def test_why_a_host_does_not_answer_is_told_when_its_line_is_asked_for(
     lines: list[Line], hosts: Path
 ) -> None:
-    with ahead.call("dead", hosts) as called, pytest.raises(TransportError, match="connection refused"):
-        called.connect(called.chosen[0])
-    with ahead.call("dead", hosts):
-        pass  # bad input elsewhere comes first
+    with ahead.call("dead", hosts) as called:
+        called.log_in()
+        with pytest.raises(TransportError, match="connection refused"):
+            called.connect(called.chosen[0])
 
 
 def test_without_a_target_nobody_is_called(lines: list[Line], hosts: Path) -> None:

@@ -22,7 +22,6 @@ with Interrupts() as interrupts:
     except KeyboardInterrupt:
         code = 130
     code = 130 if interrupts.count else code
-    interrupts.release()
     os.kill(os.getpid(), signal.SIGTERM)  # while the outcome is shown
 os.kill(os.getpid(), signal.SIGTERM)  # while the interpreter ends
 os.kill(os.getpid(), signal.SIGINT)
@@ -36,6 +35,37 @@ def test_signals_after_the_first_do_not_replace_its_exit_code(when: str) -> None
         [sys.executable, "-c", PROGRAM, when], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (130, "")
+
+
+LATE = """
+import os, signal, sys
+from ddtree_deploy.running.interrupts import Interrupts
+with Interrupts() as interrupts:
+    interrupts.begin()
+    interrupts.hold()  # a run on the host, to its verdict: what is left is to tell it
+    if sys.argv[1] == "told":
+        os.kill(os.getpid(), signal.SIGTERM)
+if sys.argv[1] == "over":
+    os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("when", ["told", "over"])
+def test_a_verdict_that_is_known_gets_out_whoever_interrupts(when: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, when], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_a_signal_between_two_hosts_ends_the_command_before_the_second() -> None:
+    with Interrupts() as interrupts:
+        interrupts.begin()
+        interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.begin()
 
 
 def test_without_a_signal_the_old_handlers_come_back() -> None:

@@ -124,7 +124,7 @@ def test_the_facts_script_runs_from_stdin_and_leaves_no_file(tmp_path: Path) -> 
     program = zipapp.facts_program(request)
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program.code],
-        input=program.sources,
+        input=program.request + program.sources,
         capture_output=True,
         timeout=120,
         cwd=tmp_path,

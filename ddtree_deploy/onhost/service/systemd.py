@@ -130,7 +130,7 @@ class SystemdControl(Unit):
             return f"the service runs in a container ({where}); services in containers are not supported"
         if os.geteuid() != 0:
             return f"driving {self.unit} needs root: connect as root, or set `become: true`"
-        if shown.get("NeedDaemonReload") == "yes":
+        if shown.get("NeedDaemonReload") == "yes" and not self.guard.exists():  # else the change is ours
             return (
                 f"{self.unit} was changed on disk since systemd read it: run `systemctl daemon-reload` "
                 "(or undo the change) first, so that what runs is what the files say"
