@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy import again
+from ddtree_deploy import again, signals
 from ddtree_deploy.commands import evidence, gates_cli, sandbox
 from ddtree_deploy.commands.options import Hosts, Json, Target, Yes
 from ddtree_deploy.errors import DeployError, Interrupted
@@ -277,6 +277,8 @@ def run(arguments: list[str] | None = None) -> int:
         return 0
     except Exception as error:
         return _usage(error) if hasattr(error, "format_message") else _bug(error)
+    if code == Interrupted.exit_code and signals.seen:  # typer ends in silence then
+        _complain(Interrupted("interrupted", state="nothing was touched").render())
     return code if isinstance(code, int) else 0
 
 

@@ -6,22 +6,18 @@ import gc
 import os
 import signal
 import sys
-from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 130
+from ddtree_deploy import signals
 
 
 def main() -> None:
     """Run the command line; exits with its code."""
-    for number in SIGNALS:
-        signal.signal(number, _at_once)
-    # What is loaded now stays to the end: to look through it for garbage is a tenth of the start.
-    gc.set_threshold(100_000)
-    from ddtree_deploy.cli import run as command_line
-
-    for number in SIGNALS:  # both end a command in order, and with one code
-        signal.signal(number, signal.default_int_handler)
+    with signals.ending_at_once():
+        # What is loaded now stays to the end: to look through it for garbage is a tenth of the start.
+        gc.set_threshold(100_000)
+        from ddtree_deploy.cli import run as command_line
+    for number in signals.SIGNALS:  # both end a command in order, and with one code
+        signal.signal(number, signals.raises)
     code = command_line()
     os._exit(_flushed(code))  # to take the libraries down piece by piece is another tenth
 
@@ -38,9 +34,3 @@ def _flushed(code: int) -> int:
             os.write(2, f"ddtree-deploy: the output is incomplete: {error.strerror}\n".encode())
             code = code or 1
     return code
-
-
-def _at_once(number: int, frame: FrameType | None) -> None:
-    """Nothing has begun. An exception here could be swallowed, or shown, by whatever is being imported."""
-    os.write(2, b"ddtree-deploy: interrupted; nothing was touched\n")
-    os._exit(INTERRUPTED)

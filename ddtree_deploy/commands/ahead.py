@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
-from ddtree_deploy import tcp
+from ddtree_deploy import signals, tcp
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
@@ -71,7 +71,8 @@ def call(target: str | None, hosts: Path | None) -> Iterator[Called]:
     inventory = inputs.load_hosts(hosts)
     called = Called(inventory, inventory.resolve(target) if target is not None else [])
     try:
-        yield called
+        with signals.ending_at_once():  # until a run is in sight, which has its own way with them
+            yield called
     finally:
         called.hang_up()
 
