@@ -8,6 +8,7 @@ left for it. On failure it prints one `end` event and removes every folder that 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import sys
@@ -79,6 +80,8 @@ def _place(head: dict[str, Any], made: list[str], ahead: bytes) -> str:
         except FileExistsError:
             if at == folder:
                 raise
+    # As long as this process lives the run has a launch; never closed.
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     path = os.path.join(folder, RUNNER)
     if head.get("kept"):
         _link(head["kept"], path)

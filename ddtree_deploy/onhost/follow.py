@@ -108,7 +108,7 @@ def follow(run_dir: Path, offset: int) -> int:
 
 
 def _start_bound(run_dir: Path) -> float:
-    if layout.booted_since(run_dir):  # whatever it was waiting for is gone
+    if layout.booted_since(run_dir / layout.RUNNER):  # whatever it was waiting for is gone
         return COMPLAINT_S
     try:
         return COMPLAINT_S if (run_dir / "logs" / "runner.log").stat().st_size else START_S

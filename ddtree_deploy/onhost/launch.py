@@ -12,7 +12,6 @@ from pathlib import Path
 from . import archive, codecache, detach, layout, signature, steps
 from .files import Files
 from .follow import follow
-from .lock import FileLock
 from .protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
 
 RESERVE_BYTES = 256 * 1024
@@ -27,9 +26,7 @@ def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
             receive(0, run_dir / layout.PAYLOAD, payload_length)
         accept(run_dir)
         (run_dir / "logs").mkdir(mode=0o700)
-        reserve = FileLock(run_dir / layout.RESERVE)
-        reserve.acquire()  # as long as this process lives: the run has a launch
-        os.write(reserve.fd, b"\0" * RESERVE_BYTES)
+        (run_dir / layout.RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
         layout.sync_folder(run_dir)
         layout.sync_folder(run_dir.parent)
     except EOFError as error:

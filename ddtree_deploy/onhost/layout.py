@@ -17,6 +17,7 @@ PAYLOAD = "payload.tar.gz"
 ALIVE = "alive"  # flock held by the process that writes the journal
 WATCHED = "watched"  # touched by the followers at each heartbeat of their controller
 RESERVE = "reserve"  # room for the journal when the disk is full; given back before an undo
+RECEIVED = (PLAN, PAYLOAD, RESERVE)  # what a run that has not begun leaves, beside its runner
 PREVIOUS = "previous_installed.json"
 MANIFEST = "manifest.json"
 
@@ -89,12 +90,12 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def booted_since(folder: Path) -> bool:
-    """Whether the system was started after this was written last, as far as its clock can be trusted."""
+def booted_since(file: Path) -> bool:
+    """Whether the system was started after this was put there, as far as its clock can be trusted."""
     try:
         ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])  # proc(5): starttime
         since = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-        return folder.stat().st_mtime < time.time() - since
+        return file.stat().st_ctime < time.time() - since
     except (OSError, ValueError, IndexError):
         return False
 

@@ -17,6 +17,7 @@ from .context import Context
 from .follow import Tail
 from .journal import read
 from .lock import FileLock, Held, SiteLock
+from .protocol import STATE_UNTOUCHED
 from .signals import Interruption
 
 LIMIT_S = 7200.0
@@ -40,6 +41,10 @@ def by_its_own_runner(
     journal, as they come.
     """
     journal = run_dir / layout.JOURNAL
+    if not read(journal)[0]:  # its first line comes before anything is changed
+        for name in layout.RECEIVED:
+            (run_dir / name).unlink(missing_ok=True)
+        return 1, f"{STATE_UNTOUCHED} (it had not begun)"
     tail = Tail(journal, read(journal)[1])
     for _ in range(ATTEMPTS):
         status = _attempt(run_dir, lock_fd, tail, watch)

@@ -200,12 +200,12 @@ def unfinished(run_dir: Path) -> bool:
     """Did this run end without a verdict, or with an undo that did not succeed?
 
     One that has not yet said that it has the lock may be waiting for it, unless its runner is dead. One
-    that has no journal yet was received whole (it has its reserve), unless its launch still waits for a line.
+    that has no journal yet was not received whole, or did not begin, unless its launch lives.
     """
     events, _ = read_journal(run_dir / layout.JOURNAL)
     if not events:
-        reserve = run_dir / layout.RESERVE
-        return reserve.exists() and not is_held(reserve) and not is_held(run_dir / layout.ALIVE)
+        left = any((run_dir / name).exists() for name in layout.RECEIVED)
+        return left and not is_held(run_dir) and not is_held(run_dir / layout.ALIVE)
     ends = [e for e in events if e["e"] == "end"]
     if any(e["e"] == "locked" for e in events):
         return not ends or ends[-1]["exit"] == 3

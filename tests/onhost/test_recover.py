@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +66,11 @@ def test_a_run_that_died_on_its_way_to_the_lock_is_an_orphan_and_one_that_waits_
     assert recover.orphans(tmp_path) == [run_dir.name]
     (run_dir / layout.JOURNAL).unlink()  # not begun: a controller may be sending it
     assert recover.orphans(tmp_path) == []
-    launch = FileLock(run_dir / layout.RESERVE)
-    assert launch.acquire()  # received, and its launch waits for the runner's first line
+    (run_dir / layout.PAYLOAD).write_bytes(b"half of it")
+    launch = os.open(run_dir, os.O_RDONLY)
+    fcntl.flock(launch, fcntl.LOCK_EX)
     assert recover.orphans(tmp_path) == []
-    launch.release()
+    os.close(launch)
     assert recover.orphans(tmp_path) == [run_dir.name], "the host went down in between"
 
 

@@ -440,21 +440,23 @@ def test_a_wait_whose_input_ends_leaves_nothing(host: Host, where: str) -> None:
     assert not host.state.exists()
 
 
-def test_a_run_whose_host_went_down_before_its_first_line_is_put_away(host: Host) -> None:
-    """As a power cut leaves it: received whole, and no journal."""
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_whose_host_went_down_before_its_first_line_is_put_away(host: Host, whole: bool) -> None:
+    """As a power cut leaves it: received whole or in part, and no journal."""
     done = host.rollout()
     plan, archive = host.plan()
     folder = host.run_dir(plan["run"])
     (folder / "logs").mkdir(parents=True)
     shutil.copy(host.run_dir(done.run) / layout.RUNNER, folder)
-    (folder / layout.PLAN).write_text(json.dumps(plan))
     (folder / layout.PAYLOAD).write_bytes(archive)
-    (folder / layout.RESERVE).write_bytes(b"0")
+    if whole:
+        (folder / layout.PLAN).write_text(json.dumps(plan))
+        (folder / layout.RESERVE).write_bytes(b"0")
     before = host.digest()
     assert facts.orphan_facts(host.site_dir) is not None
     code, said = host.recover()
     assert code == 0 and said[-1]["run"] == plan["run"], said
-    assert "before its first step" in said[-1]["reason"]
+    assert said[-1]["reason"] == "nothing was changed (it had not begun)", said
     assert facts.orphan_facts(host.site_dir) is None
     assert_as_before(host, before, plan["run"])
 
