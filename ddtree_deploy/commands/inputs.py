@@ -49,10 +49,9 @@ def load_rollout(given: Path | None, hosts: Iterable[Host]) -> Playbook:
 def load_playbook(given: Path | None, action: str) -> Playbook:
     """The playbook: playbooks/ACTION.yaml unless another is named; for another action: InputError."""
     from ddtree_deploy.inputs import playbook
-    from ddtree_deploy.planning.plan import expect_action
 
     book = playbook.load(_existing(given, PLAYBOOKS / f"{action}.yaml", "--playbook FILE"))
-    expect_action(book, action)
+    playbook.expect_action(book, action)
     return book
 
 

@@ -237,3 +237,14 @@ def _check_benchmark(doc: Document, benchmark: Step, baseline: Step | None) -> N
 
 def _error(doc: Document, step: Step, message: str) -> InputError:
     return InputError(message, file=doc.file, line=step.line, field=step.name)
+
+
+def expect_action(playbook: Playbook, action: str) -> None:
+    """Raise InputError for a playbook of another action."""
+    if playbook.action != action:
+        raise InputError(
+            f"this is a playbook for a {playbook.action}, a {action} was asked for",
+            file=playbook.file,
+            line=playbook.action_line,
+            field="action",
+        )

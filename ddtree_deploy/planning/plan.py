@@ -17,7 +17,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload, Variant
-from ddtree_deploy.inputs.playbook import Playbook
+from ddtree_deploy.inputs.playbook import Playbook, expect_action
 from ddtree_deploy.onhost.facts_format import Facts, Release
 from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning import going_back
@@ -254,16 +254,6 @@ def common_plan(host: Host, facts: Facts, playbook: Playbook, options: RunOption
         secrets=dict(options.secrets),
         **own,
     )
-
-
-def expect_action(playbook: Playbook, action: str) -> None:
-    if playbook.action != action:
-        raise InputError(
-            f"this is a playbook for a {playbook.action}, a {action} was asked for",
-            file=playbook.file,
-            line=playbook.action_line,
-            field="action",
-        )
 
 
 def check_service(host: Host, facts: Facts) -> None:

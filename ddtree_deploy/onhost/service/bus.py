@@ -22,6 +22,7 @@ OF_UNIT = {"LoadState", "ActiveState", "SubState", "FragmentPath", "DropInPaths"
 _CALL, _RETURN, _ERROR = 1, 2, 3
 _PATH, _INTERFACE, _MEMBER, _REPLY, _SIGNATURE = 1, 2, 3, 5, 8
 LOOKS = 10
+MOVING = {"ActiveState", "SubState", "MainPID", "NRestarts", "Result"}
 _LIMIT = 1 << 20  # bytes of one answer
 
 
@@ -42,12 +43,12 @@ def show(unit: str, names: list[str], *, seconds: float) -> dict[str, str]:
     calls: list[tuple[str, ...]] = [
         (path, PROPERTIES, "Get", UNIT if name in OF_UNIT else SERVICE, name) for name in names
     ]
-    answers: list[tuple[int, bytes]] = []
+    moving = [at for at, name in enumerate(names) if name in MOVING]
     for _ in range(LOOKS):  # each is answered by itself: two looks that agree are of one moment
-        twice = _ask(calls + calls, seconds)
-        answers = twice[: len(calls)]
-        if answers == twice[len(calls) :]:
+        answers = _ask([*calls, *(calls[at] for at in moving)], seconds)
+        if [answers[at] for at in moving] == answers[len(calls) :]:
             break
+    del answers[len(calls) :]
     try:
         found = {n: _text(body) for n, (kind, body) in zip(names, answers, strict=True) if kind == _RETURN}
     except (struct.error, IndexError, ValueError) as error:
