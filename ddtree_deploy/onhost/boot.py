@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import sys
@@ -23,8 +24,8 @@ def wait(ahead: bytes, count: int, drop: Any = None) -> int:
     ahead: what was read of the `count` bytes of a payload that are sent before anything else.
     drop: a finder of modules that were sent for the facts alone; the runner brings its own.
     """
-    if drop is None:
-        from . import launch  # noqa: F401  (there is time, as long as the controller plans)
+    if drop is None:  # there is time, as long as the controller plans; else the runner brings it
+        importlib.import_module(f"{__package__}.launch")
     try:
         ahead += _take(count - len(ahead))
         first = _take(1)

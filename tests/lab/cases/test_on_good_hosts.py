@@ -124,7 +124,8 @@ def test_case_09_with_the_stage_on_another_filesystem_the_install_is_atomic_and_
         alive = watcher.is_alive()
         over.set()
         watcher.join()
-        host.run(f"umount {STATE}")
+        # The process that we were connected to ends a moment after its last word.
+        wait_for(lambda: host.run(f"umount {STATE}", check=False).returncode == 0, "the state to be let go")
     assert alive and seen == {old, new} and old != new
     assert kept == (990, 990, 0o640, b"kept")
     deployment.assert_as_before()
