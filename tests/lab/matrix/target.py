@@ -20,6 +20,7 @@ from tests.lab.payloads import make_payload, write_playbooks
 
 LAUNCH = {"set": {"speculative-algorithm": "DDTREE", "speculative-ddtree-budget": "16"}}
 DISK_MB = 64
+COMPARING = ("baseline", "tokens", "acceptance", "benchmark")
 # The least that still runs every gate; the matrix is about instants, not about figures.
 FAST = {
     "baseline": {
@@ -87,7 +88,8 @@ class Target:
             "start": {"stalled_after": "60s", "limit": "120s"},
         }
         self.controller.write_hosts({self.host.name: entry})
-        write_playbooks(self.user, **FAST)
+        # Where no service runs before, there is nothing to compare with, and a rollout would refuse to.
+        write_playbooks(self.user, **(FAST if self.image.enabled else FAST | dict.fromkeys(COMPARING)))
         self.payload = make_payload(self.user / "payload")
         self.state = "before"
 
