@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-RUNNER, PAYLOAD = "runner.pyz", "payload.tar.gz"
+from .layout import PAYLOAD, RUNNER
 
 
 def wait(ahead: bytes, count: int, drop: Any = None) -> int:

@@ -41,11 +41,12 @@ def by_its_own_runner(
     journal, as they come.
     """
     journal = run_dir / layout.JOURNAL
-    if not read(journal)[0]:  # its first line comes before anything is changed
+    events, length = read(journal)
+    if not events:  # its first line comes before anything is changed
         for name in layout.RECEIVED:
             (run_dir / name).unlink(missing_ok=True)
         return 1, f"{STATE_UNTOUCHED} (it had not begun)"
-    tail = Tail(journal, read(journal)[1])
+    tail = Tail(journal, length)
     for _ in range(ATTEMPTS):
         status = _attempt(run_dir, lock_fd, tail, watch)
         events, _torn = read(journal)

@@ -130,7 +130,7 @@ class SystemdControl(Unit):
             return f"the service runs in a container ({where}); services in containers are not supported"
         if os.geteuid() != 0:
             return f"driving {self.unit} needs root: connect as root, or set `become: true`"
-        if shown.get("NeedDaemonReload") == "yes" and not self.guard.exists():  # else the change is ours
+        if self._unread(shown):
             return (
                 f"{self.unit} was changed on disk since systemd read it: run `systemctl daemon-reload` "
                 "(or undo the change) first, so that what runs is what the files say"
@@ -289,8 +289,7 @@ class SystemdControl(Unit):
         now = (self.definition() or {}).get("content")
         if now != kept:
             return f"{self.drop_in} is not what it was"
-        # Where the guard still stands, systemd reads the unit again when that is taken away.
-        if self._show().get("NeedDaemonReload") == "yes" and not self.guard.exists():
+        if self._unread(self._show()):
             return f"systemd has not read {self.unit} again"
         return ""
 

@@ -77,6 +77,13 @@ class Unit(ServiceControl):
         except SystemctlError as e:
             raise StepFailed(str(e)) from e
 
+    def _unread(self, shown: dict[str, str]) -> bool:
+        """Somebody else changed the unit since systemd read it.
+
+        Our guard is read with the launch, or, when it goes, with that.
+        """
+        return shown.get("NeedDaemonReload") == "yes" and not self.guard.exists()
+
     # ---- the boot guard -------------------------------------------------------------------------------
 
     def guarded_unit(self) -> str:
