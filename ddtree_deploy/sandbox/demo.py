@@ -104,7 +104,7 @@ class Demo:
         command = [*arguments, "--hosts", str(self.hosts_file), "--yes"]
         self.console.print(f"[bold]$ ddtree-deploy {' '.join(command)}")
         return subprocess.run(
-            [sys.executable, "-m", "ddtree_deploy.cli", *command], cwd=self.project, check=False
+            [sys.executable, "-m", "ddtree_deploy", *command], cwd=self.project, check=False
         ).returncode
 
     @property

@@ -119,7 +119,7 @@ class Breakable:
 
     def run(self, *words: str) -> Result:
         """Run the command line to its end, by its JSON events."""
-        argv = [sys.executable, "-m", "ddtree_deploy.cli", *words]
+        argv = [sys.executable, "-m", "ddtree_deploy", *words]
         process = subprocess.Popen(
             [*argv, "--hosts", str(self.layout.hosts_file), "--json"],
             stdin=subprocess.DEVNULL,

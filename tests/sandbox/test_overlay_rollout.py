@@ -78,7 +78,7 @@ def write_payload(folder: Path, package: Path, addition: str) -> None:
 
 def deploy(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ddtree_deploy.cli", *arguments, "--hosts", str(project / "hosts.yaml")],
+        [sys.executable, "-m", "ddtree_deploy", *arguments, "--hosts", str(project / "hosts.yaml")],
         cwd=PROJECT,
         capture_output=True,
         text=True,
