@@ -192,7 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=3, help="counted runs at each RTT (default 3)")
+    parser.add_argument("--repeats", type=int, default=5, help="counted runs at each RTT (default 5)")
     parser.add_argument("--folder", type=Path, help="for the hosts' disks (default: a temporary one)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ddtree-rtt-", dir=args.folder) as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -16,65 +17,80 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
 
 if TYPE_CHECKING:
-    import socket
-
     from ddtree_deploy.ssh import Link
 
 T = TypeVar("T")
+# A server hangs up where nobody logs in: after two minutes as a rule, sooner where somebody made it so.
+HELD_S = 5.0
 
 
 class Called:
-    """The hosts of a command; the first of them is being dialed."""
+    """The hosts of a command; the first of them is being called."""
 
     def __init__(self, inventory: Inventory, chosen: list[Host]) -> None:
         self.inventory = inventory
         self.chosen = chosen
-        self._dialed: dict[str, Future[socket.socket]] = {}
-        self._lines: dict[str, Future[Link]] = {}
-        for host in chosen[:1]:
-            dial = partial(tcp.connect, host.address, host.port, host.connect_timeout_s)
-            self._dialed[host.name] = _begin(dial)
+        self._call = _Call(chosen[0]) if chosen else None
 
     def log_in(self) -> None:
-        """All that was given is in order: the host that was dialed may know who we are."""
-        from ddtree_deploy import ssh
-
-        for host in self.chosen[:1]:
-            try:
-                host.secrets()
-            except InputError:
-                continue  # the run itself will say so, and ask nobody
-            dialed = self._dialed.pop(host.name)
-            self._lines[host.name] = _begin(partial(ssh.connect, host, dialed.result))
+        """All that was given is in order: the host that was called may know who we are."""
+        if self._call is None:
+            return
+        try:
+            self._call.host.secrets()
+        except InputError:
+            self.hang_up()  # the run itself will say so, and ask nobody
+        else:
+            if time.monotonic() < self._call.begun + HELD_S:
+                self._call.may_log_in.set_result(None)
+            else:
+                self.hang_up()
 
     def connect(self, host: Host) -> Link:
         """A new connection, or the one that is on its way. Raises what its call raised."""
         from ddtree_deploy import ssh
 
-        begun = self._lines.pop(host.name, None)
-        return begun.result() if begun is not None else ssh.connect(host)
+        call = self._call
+        if call is None or call.host.name != host.name:
+            return ssh.connect(host)
+        self._call = None
+        return call.line.result()
 
     def hang_up(self) -> None:
         """Close what nobody has asked for."""
-        for socket in self._dialed.values():
-            socket.add_done_callback(_close)
-        for line in self._lines.values():
-            line.add_done_callback(_close)
+        call, self._call = self._call, None
+        if call is not None:
+            call.may_log_in.cancel()
+            call.line.add_done_callback(_close)
+
+
+class _Call:
+    """A host on the line: TCP while the SSH library loads, keys exchanged while the input is read."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.begun = time.monotonic()
+        self.may_log_in: Future[None] = Future()
+        dialed = _begin(partial(tcp.connect, host.address, host.port, host.connect_timeout_s))
+        from ddtree_deploy import ssh
+
+        self.line = _begin(partial(ssh.connect, host, dialed.result, self.may_log_in.result))
 
 
 @contextlib.contextmanager
 def call(target: str | None, hosts: Path | None) -> Iterator[Called]:
-    """The hosts of `target`, the first of them dialed; no target, no call.
+    """The hosts of `target`, the first of them called; no target, no call.
 
     Raises InputError for hosts.yaml and target.
     """
     inventory = inputs.load_hosts(hosts)
-    called = Called(inventory, inventory.resolve(target) if target is not None else [])
-    try:
-        with signals.ending_at_once():  # until a run is in sight, which has its own way with them
+    chosen = inventory.resolve(target) if target is not None else []
+    with signals.ending_at_once():  # until a run is in sight, which has its own way with them
+        called = Called(inventory, chosen)
+        try:
             yield called
-    finally:
-        called.hang_up()
+        finally:
+            called.hang_up()
 
 
 def _begin(call: Callable[[], T]) -> Future[T]:
@@ -91,6 +107,6 @@ def _begin(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _close(call: Future[Link] | Future[socket.socket]) -> None:
+def _close(call: Future[Link]) -> None:
     if call.exception() is None:
         call.result().close()

@@ -89,7 +89,7 @@ def _ask(link: Link, host: Host, program: zipapp.Program, ahead: bytes) -> tuple
     # A login script may print before us: the answer is the marked line, wherever it is.
     return link.ask(
         link.command(host.python, "-I", "-S", "-c", program.code),
-        program.request + ahead,
+        (program.request, ahead),
         answer=FACTS_MARK.encode(),
         more=(SOURCES_MARK.encode(), program.sources),
         timeout=FACTS_S,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ddtree_deploy.errors import InputError
@@ -25,12 +25,15 @@ class Keys:
     """Public keys only: the host's identity file, else the agent's keys and the usual files.
 
     Stands in for paramiko's AuthStrategy. `refused` (public blobs) is shared by the connections of one
-    `connect`; `more` says that another connection may try further keys.
+    `connect`; `more` says that another connection may try further keys. `allowed` as in `connect`.
     """
 
-    def __init__(self, host: SshHost, refused: set[bytes]) -> None:
+    def __init__(
+        self, host: SshHost, refused: set[bytes], allowed: Callable[[], object] | None = None
+    ) -> None:
         self.host = host
         self.refused = refused
+        self.allowed = allowed
         self.begun = False
         self.more = False
         self.dog: Watchdog | None = None
@@ -40,6 +43,8 @@ class Keys:
         self.begun = True
         if self.dog:
             self.dog.seconds = AUTH_S
+        if self.allowed:
+            self.allowed()
         tried = 0
         for key in self._candidates():
             if key.asbytes() in self.refused:

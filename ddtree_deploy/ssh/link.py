@@ -12,7 +12,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -86,7 +86,7 @@ class Link:
     def ask(
         self,
         command: str,
-        stdin: bytes = b"",
+        stdin: Iterable[bytes] = (),
         *,
         answer: bytes,
         more: tuple[bytes, bytes],
@@ -96,6 +96,7 @@ class Link:
         """Start a command and wait for its line that begins with `answer`; the command goes on after it.
 
         Returns the command, and the rest of that line, or how the command ended without one.
+        `stdin`: each part in packets of its own, so that a short one does not wait for a long one behind it.
         `more`: a word, and what stdin gets as well once the command has written that word.
 
         Raises:
@@ -105,7 +106,8 @@ class Link:
         stream = self.stream(command, stage=stage)
         noise = b""
         with self._bounded(timeout, deadline, stage) as dog:
-            self._feed(stream, stdin, dog)
+            for part in stdin:
+                self._feed(stream, part, dog)
             while True:
                 try:
                     line = stream.line(max(0.0, deadline - time.monotonic()))
@@ -175,10 +177,15 @@ class Link:
         self.close()
 
 
-def connect(host: SshHost, dialed: Callable[[], socket.socket] | None = None) -> Link:
+def connect(
+    host: SshHost,
+    dialed: Callable[[], socket.socket] | None = None,
+    allowed: Callable[[], object] | None = None,
+) -> Link:
     """Open a connection to the host, with its key checked and ourselves authenticated.
 
     dialed: gives the TCP connection that was opened for us, once.
+    allowed: called before we say who we are; returns once we may, raises where we may not.
 
     Raises:
         HostKeyError: the host's key is unknown, changed or revoked.
@@ -187,7 +194,7 @@ def connect(host: SshHost, dialed: Callable[[], socket.socket] | None = None) ->
     """
     refused: set[bytes] = set()
     for _ in range(CONNECTIONS_FOR_KEYS):
-        strategy = Keys(host, refused)
+        strategy = Keys(host, refused, allowed)
         try:
             return _connect_once(host, strategy, _policy(host), dialed)
         except TransportError:

@@ -116,6 +116,25 @@ def test_the_offered_key_is_seen_without_logging_in(host: Host, tmp_path: Path) 
     assert own_line(host).startswith(f"{kind} {base64.b64encode(key).decode()}")
 
 
+def test_who_we_are_is_said_once_it_is_allowed_to_a_host_that_is_the_right_one(
+    host: Host, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def allowed(word: str, answer: Exception | None = None) -> None:
+        asked.append(word)
+        if answer:
+            raise answer
+
+    ssh.connect(host, allowed=lambda: allowed("yes")).close()
+    stranger = dataclasses.replace(host, identity_file=new_key(tmp_path / "stranger"))
+    with pytest.raises(TransportError, match="not now"):  # had it been offered, the key would be refused
+        ssh.connect(stranger, allowed=lambda: allowed("no", OSError("not now")))
+    with pytest.raises(HostKeyError):
+        ssh.connect(with_known_hosts(host, tmp_path), allowed=lambda: allowed("never"))
+    assert asked == ["yes", "no"]
+
+
 def test_a_key_that_the_host_does_not_know_is_refused(host: Host, tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="refused every key") as caught:
         ssh.connect(dataclasses.replace(host, identity_file=new_key(tmp_path / "stranger")))

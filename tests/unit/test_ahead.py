@@ -12,13 +12,14 @@ import yaml
 from ddtree_deploy import ssh, tcp
 from ddtree_deploy.commands import ahead
 from ddtree_deploy.errors import InputError, TransportError
+from ddtree_deploy.inputs.inventory import Host
 from tests.onhost.host import until
 
 
 class Line:
     """Stands for a Link."""
 
-    def __init__(self, name: str, dialed: object) -> None:
+    def __init__(self, name: str, dialed: Any) -> None:
         self.name, self.dialed = name, dialed
         self.closed = threading.Event()
 
@@ -51,14 +52,21 @@ def dialed(monkeypatch: pytest.MonkeyPatch) -> list[Socket]:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch, dialed: list[Socket]) -> list[Line]:
-    """Every line that was opened. A host named `dead` does not answer."""
+    """Every line on which somebody logged in. A host named `dead` does not answer."""
     opened: list[Line] = []
 
-    def connect(host: Any, dialed: Any = None) -> Line:
+    def connect(host: Any, dialed: Any = None, allowed: Any = None) -> Line:
         if host.name == "dead":
             raise TransportError("connection refused", host=host.name)
-        opened.append(Line(host.name, dialed() if dialed else None))
-        return opened[-1]
+        line = Line(host.name, dialed() if dialed else None)
+        try:
+            if allowed:
+                allowed()
+        except BaseException:
+            line.dialed.close()
+            raise
+        opened.append(line)
+        return line
 
     monkeypatch.setattr(ssh, "connect", connect)
     return opened
@@ -98,6 +106,31 @@ def test_bad_input_is_found_before_anybody_logs_in(
     with pytest.raises(InputError, match="bad playbook"), ahead.call("a", hosts):
         raise InputError("bad playbook")
     until(lambda: bool(dialed) and dialed[0].closed.is_set())
+    assert lines == []
+
+
+def test_a_host_that_had_to_wait_for_long_is_called_again(
+    lines: list[Line], hosts: Path, dialed: list[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server may have hung up by then."""
+    monkeypatch.setattr(ahead, "HELD_S", 0.0)
+    with ahead.call("a", hosts) as called:
+        called.log_in()
+        until(dialed[0].closed.is_set)
+        assert called.connect(called.chosen[0]) is lines[0]
+    assert lines[0].dialed is None
+
+
+def test_a_host_whose_secrets_are_missing_is_not_logged_in_to(
+    lines: list[Line], hosts: Path, dialed: list[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(host: Host) -> dict[str, str]:
+        raise InputError("the environment variable API_KEY is not set")
+
+    monkeypatch.setattr(Host, "secrets", missing)
+    with ahead.call("a", hosts) as called:
+        called.log_in()
+        until(dialed[0].closed.is_set)
     assert lines == []
 
 

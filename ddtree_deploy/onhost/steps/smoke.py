@@ -12,6 +12,7 @@ from ..command_line import mask_argv
 from ..context import Context, StepFailed, StepSkipped
 from ..process import minimal_env, run_process
 from ..text import escape
+from . import load
 from .backup import live_changes
 
 
@@ -45,6 +46,8 @@ def _side_by_side(ctx: Context, checks: list[dict[str, Any]], env: dict[str, str
         return {}
     with ThreadPoolExecutor(len(checks)) as pool:
         running = {check["name"]: pool.submit(_check, ctx, check, env) for check in checks}
+        for spec in ctx.plan.steps:  # the time is there: what comes next begins at once
+            load(spec.kind)
     return {name: future.result() for name, future in running.items()}
 
 
