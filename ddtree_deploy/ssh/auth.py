@@ -25,7 +25,7 @@ class Keys:
     """Public keys only: the host's identity file, else the agent's keys and the usual files.
 
     Stands in for paramiko's AuthStrategy. `refused` (public blobs) is shared by the connections of one
-    `connect`; `more` says that another connection may try further keys. `allowed` as in `connect`.
+    `connect`; `more` says that another connection may get further. `allowed` as in `connect`.
     """
 
     def __init__(
@@ -58,12 +58,16 @@ class Keys:
                 further = transport.auth_publickey(login_name(self.host), key)
             except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
                 raise
+            except (EOFError, OSError):
+                self.more = bool(self.allowed) and not tried  # it had been kept waiting, and hung up
+                raise
             except paramiko.SSHException:
                 tried += 1
                 if not transport.is_active():
-                    # Servers end the connection after some keys. Only the first was tried for certain.
+                    # Servers end the connection after some keys. Only the first was tried for certain, and
+                    # not even that where the server had been kept waiting.
                     self.more = True
-                    if tried == 1:
+                    if tried == 1 and not self.allowed:
                         self.refused.add(key.asbytes())
                     break
                 self.refused.add(key.asbytes())

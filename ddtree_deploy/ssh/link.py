@@ -200,7 +200,7 @@ def connect(
         except TransportError:
             if not strategy.more:
                 raise
-            dialed = None
+            dialed = allowed = None
     raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
 
 

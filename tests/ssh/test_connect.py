@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import ssh
+from ddtree_deploy import ssh, tcp
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox.sshd import SshServer
@@ -133,6 +133,18 @@ def test_who_we_are_is_said_once_it_is_allowed_to_a_host_that_is_the_right_one(
     with pytest.raises(HostKeyError):
         ssh.connect(with_known_hosts(host, tmp_path), allowed=lambda: allowed("never"))
     assert asked == ["yes", "no"]
+
+
+def test_a_host_that_hung_up_while_it_was_kept_waiting_is_called_again(host: Host) -> None:
+    dialed: list[socket.socket] = []
+
+    def dial() -> socket.socket:
+        dialed.append(tcp.connect(host.address, host.port, host.connect_timeout_s))
+        return dialed[-1]
+
+    with ssh.connect(host, dial, allowed=lambda: dialed[0].shutdown(socket.SHUT_RDWR)) as link:
+        assert link.run("exit 3", timeout=60).rc == 3
+    assert len(dialed) == 1
 
 
 def test_a_key_that_the_host_does_not_know_is_refused(host: Host, tmp_path: Path) -> None:
