@@ -54,32 +54,36 @@ class Keys:
                 break
             if self.dog:
                 self.dog.feed()
-            try:
-                further = transport.auth_publickey(login_name(self.host), key)
-            except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
-                raise
-            except (EOFError, OSError):
-                self.more = bool(self.allowed) and not tried  # it had been kept waiting, and hung up
-                raise
-            except paramiko.SSHException:
-                tried += 1
-                if not transport.is_active():
-                    # Servers end the connection after some keys. Only the first was tried for certain, and
-                    # not even that where the server had been kept waiting.
-                    self.more = True
-                    if tried == 1 and not self.allowed:
-                        self.refused.add(key.asbytes())
-                    break
-                self.refused.add(key.asbytes())
-                continue
-            if further:
-                raise ssh_exception.PartialAuthentication(further)
-            return
+            if self._offer(transport, key, first=not tried):
+                return
+            tried += 1
+            if self.more:
+                break
         if not tried and not self.refused:
             raise transport_error(
                 self.host, "authentication", "there is no SSH key to offer: no agent, no identity_file"
             )
         raise ssh_exception.UnableToAuthenticate
+
+    def _offer(self, transport: paramiko.Transport, key: paramiko.PKey, *, first: bool) -> bool:
+        """Whether the host takes the key."""
+        waited = first and self.allowed is not None  # for us: the host may have hung up meanwhile
+        try:
+            further = transport.auth_publickey(login_name(self.host), key)
+        except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
+            raise
+        except (EOFError, OSError):
+            self.more = waited
+            raise
+        except paramiko.SSHException:
+            # Servers end the connection after some keys. Only the first was tried for certain.
+            self.more = not transport.is_active()
+            if not self.more or (first and not waited):
+                self.refused.add(key.asbytes())
+            return False
+        if further:
+            raise ssh_exception.PartialAuthentication(further)
+        return True
 
     def _candidates(self) -> Iterator[paramiko.PKey]:
         identity = self.host.identity_file
