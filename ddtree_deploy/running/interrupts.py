@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from types import FrameType, TracebackType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from ddtree_deploy.signals import SIGNALS
 
 
 class Interrupts:

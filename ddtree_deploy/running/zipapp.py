@@ -76,6 +76,7 @@ sys.exit(status)
 """
 
 
+@functools.cache
 def sources() -> dict[str, bytes]:
     """The files of the package by their name in the zipapp, `onhost/...`, sorted."""
     files = sorted(p for p in SOURCE.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
@@ -91,11 +92,16 @@ def digest(files: dict[str, bytes]) -> str:
 
 
 @functools.cache
+def _digest() -> str:
+    return digest(sources())
+
+
+@functools.cache
 def runner() -> bytes:
     """The runner: a zip that Python executes. Equal sources give equal bytes."""
     out = io.BytesIO()
     files = sources()
-    main = _MAIN.format(digest=digest(files)).encode()
+    main = _MAIN.format(digest=_digest()).encode()
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in {**files, "__main__.py": main}.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
@@ -148,7 +154,7 @@ def facts_program(request: FactsRequest, *, ahead: int = 0) -> Program:
         request=len(asked),
         package=request.package,
         state_dir=request.state_dir,
-        digest=digest(sources()),
+        digest=_digest(),
         ahead=ahead,
     )
     packed = base64.b64encode(zlib.compress(script.encode(), 9)).decode()
