@@ -73,10 +73,10 @@ class Keys:
         except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
             raise
         except (EOFError, OSError):
-            self.more = waited
+            self.more = waited or not first  # servers end the connection after some keys
             raise
         except paramiko.SSHException:
-            # Servers end the connection after some keys. Only the first was tried for certain.
+            # The same, told in another way. Only the first was tried for certain.
             self.more = not transport.is_active()
             if not self.more or (first and not waited):
                 self.refused.add(key.asbytes())
