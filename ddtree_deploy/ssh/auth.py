@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from ddtree_deploy.ssh.errors import reason_of, transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
 from ddtree_deploy.ssh.library import UnknownKeyType, paramiko, ssh_exception
 from ddtree_deploy.ssh.stream import Watchdog
+from ddtree_deploy.ssh.transport import Transport
 from ddtree_deploy.tcp import bounded
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -38,12 +40,14 @@ class Keys:
         self.more = False
         self.dog: Watchdog | None = None
 
-    def authenticate(self, transport: paramiko.Transport) -> None:
+    def authenticate(self, transport: Transport) -> None:
         """Offer keys until one is taken. Raises AuthenticationException when none was."""
         self.begun = True
         if self.dog:
             self.dog.seconds = AUTH_S
         if self.allowed:
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # as the first key will be
+                transport.ensure_session()
             self.allowed()
         tried = 0
         for key in self._candidates():
@@ -65,7 +69,7 @@ class Keys:
             )
         raise ssh_exception.UnableToAuthenticate
 
-    def _offer(self, transport: paramiko.Transport, key: paramiko.PKey, *, first: bool) -> bool:
+    def _offer(self, transport: Transport, key: paramiko.PKey, *, first: bool) -> bool:
         """Whether the host takes the key."""
         waited = first and self.allowed is not None  # for us: the host may have hung up meanwhile
         try:

@@ -23,7 +23,17 @@ finally:
 import fabric  # type: ignore[import-untyped]
 import paramiko
 from paramiko import ssh_exception
+from paramiko.auth_handler import AuthOnlyHandler
 from paramiko.auth_strategy import AuthFailure
 from paramiko.pkey import UnknownKeyType
+from paramiko.transport import ServiceRequestingTransport
 
-__all__ = ["AuthFailure", "UnknownKeyType", "fabric", "paramiko", "ssh_exception"]
+__all__ = [
+    "AuthFailure",
+    "AuthOnlyHandler",
+    "ServiceRequestingTransport",
+    "UnknownKeyType",
+    "fabric",
+    "paramiko",
+    "ssh_exception",
+]

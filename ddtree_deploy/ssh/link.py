@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,7 @@ from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
 from ddtree_deploy.ssh.library import fabric, paramiko
 from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog
+from ddtree_deploy.ssh.transport import Transport
 
 EXEC_S = 30.0
 OUTPUT_LIMIT = 256 << 20
@@ -232,14 +234,6 @@ def _connect_once(
         raise translate(error, host, "connect") from error
     wanted = known_hosts.algorithms(known_hosts.read(known_hosts_files(host)), host.address, host.port)
 
-    def transport(sock: Any, **options: Any) -> paramiko.Transport:
-        made = paramiko.Transport(sock, **options)
-        security = made.get_security_options()
-        able = list(security.key_types)
-        first = [a for a in wanted if a in able]
-        security.key_types = [*first, *(a for a in able if a not in first)]
-        return made
-
     connection = fabric.Connection(
         host.address,
         user=login_name(host),
@@ -248,7 +242,7 @@ def _connect_once(
         connect_timeout=host.connect_timeout_s + 5,
         connect_kwargs={
             "sock": sock,
-            "transport_factory": transport,
+            "transport_factory": partial(Transport, key_types=wanted),
             "auth_strategy": strategy,
             "banner_timeout": host.connect_timeout_s,
             "auth_timeout": AUTH_S,

@@ -20,6 +20,7 @@ from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox.sshd import SshServer
 from ddtree_deploy.ssh import known_hosts
+from ddtree_deploy.ssh.library import AuthOnlyHandler
 
 pytestmark = pytest.mark.ssh
 
@@ -185,6 +186,19 @@ def test_the_agent_gets_in_even_when_it_holds_more_keys_than_the_server_allows_t
     agent([*(new_key(tmp_path / f"key{i}") for i in range(12)), server.identity])
     with ssh.connect(dataclasses.replace(host, identity_file=None)) as link:
         assert link.run("true", timeout=60).rc == 0
+
+
+def test_each_connection_asks_to_log_in_once_whatever_the_number_of_keys(
+    host: Host, tmp_path: Path, agent: Callable[[list[Path]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ask = AuthOnlyHandler._request_auth
+    monkeypatch.setattr(AuthOnlyHandler, "_request_auth", lambda self: asked.append(self) or ask(self))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    agent([new_key(tmp_path / f"key{i}") for i in range(3)])
+    with pytest.raises(TransportError, match="refused every key"):
+        ssh.connect(dataclasses.replace(host, identity_file=None))
+    assert len(asked) == 1
 
 
 def test_only_the_identity_file_is_offered_when_the_host_names_one(
