@@ -1,4 +1,8 @@
-"""The first host is called while the rest of the program is loaded: both take as long as each other."""
+"""The first host is called while the rest of the program is loaded: both take as long as each other.
+
+A connection is opened as soon as hosts.yaml seems to say where to, keys are exchanged once hosts.yaml makes
+sense, and who we are is said once all input does.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,26 @@ from typing import TYPE_CHECKING, TypeVar
 from ddtree_deploy import signals, tcp
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs.inventory import Host, Inventory
 
 if TYPE_CHECKING:
+    import socket
+
+    from ddtree_deploy.inputs.inventory import Host, Inventory
+    from ddtree_deploy.inputs.yamlfile import Document
     from ddtree_deploy.ssh import Link
 
 T = TypeVar("T")
+Place = tuple[str, int, float]  # address, port, seconds to connect within
+CONNECT_S = 10.0  # where hosts.yaml gives no time
 
 
 class Called:
     """The hosts of a command; the first of them is being called."""
 
-    def __init__(self, inventory: Inventory, chosen: list[Host]) -> None:
+    def __init__(self, inventory: Inventory, chosen: list[Host], dialed: _Dialed) -> None:
         self.inventory = inventory
         self.chosen = chosen
-        self._call = _Call(chosen[0]) if chosen else None
+        self._call = _Call(chosen[0], dialed) if chosen else None
 
     def log_in(self) -> None:
         """All that was given is in order: the host that was called may know who we are."""
@@ -58,16 +67,35 @@ class Called:
             call.line.add_done_callback(_close)
 
 
-class _Call:
-    """A host on the line: TCP while the SSH library loads, keys exchanged while the input is read."""
+class _Dialed:
+    """A TCP connection to where hosts.yaml seems to lead."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
+        self._sock = _dial(place) if place else None
+
+    def take(self, place: Place) -> Future[socket.socket]:
+        """This connection, once, if it leads there; else a new one."""
+        sock, self._sock = (self._sock, None) if place == self.place else (None, self._sock)
+        return sock or _dial(place)
+
+    def hang_up(self) -> None:
+        """Close what nobody has taken."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.add_done_callback(_close)
+
+
+class _Call:
+    """A host on the line: the SSH library loads meanwhile, and keys are exchanged while the input is read."""
+
+    def __init__(self, host: Host, dialed: _Dialed) -> None:
         self.host = host
         self.may_log_in: Future[None] = Future()
-        dialed = _begin(partial(tcp.connect, host.address, host.port, host.connect_timeout_s))
+        sock = dialed.take((host.address, host.port, host.connect_timeout_s))
         from ddtree_deploy import ssh
 
-        self.line = _begin(partial(ssh.connect, host, dialed.result, self.may_log_in.result))
+        self.line = _begin(partial(ssh.connect, host, sock.result, self.may_log_in.result))
 
 
 @contextlib.contextmanager
@@ -76,14 +104,32 @@ def call(target: str | None, hosts: Path | None) -> Iterator[Called]:
 
     Raises InputError for hosts.yaml and target.
     """
-    inventory = inputs.load_hosts(hosts)
-    chosen = inventory.resolve(target) if target is not None else []
-    with signals.ending_at_once():  # until a run is in sight, which has its own way with them
-        called = Called(inventory, chosen)
-        try:
-            yield called
-        finally:
-            called.hang_up()
+    doc = inputs.read_hosts(hosts)
+    with signals.ending_at_once(), contextlib.ExitStack() as ends:  # until a run has its own way with signals
+        dialed = _Dialed(_place(doc, target))
+        ends.callback(dialed.hang_up)
+        inventory = inputs.check_hosts(doc)
+        called = Called(inventory, inventory.resolve(target) if target is not None else [], dialed)
+        ends.callback(called.hang_up)
+        yield called
+
+
+def _place(doc: Document, target: str | None) -> Place | None:
+    """Where a host is, if hosts.yaml says so plainly. Whether all that it says makes sense is seen later."""
+    hosts = doc.data.get("hosts")
+    entry = hosts.get(target) if isinstance(hosts, dict) else None
+    defaults = doc.data.get("defaults") or {}
+    if not isinstance(entry, dict) or not isinstance(defaults, dict):
+        return None
+    entry = {"port": 22, **defaults, **entry}
+    address, port = entry.get("address"), entry["port"]
+    if not address or not isinstance(address, str) or not isinstance(port, int) or "connect_timeout" in entry:
+        return None
+    return address, port, CONNECT_S
+
+
+def _dial(place: Place) -> Future[socket.socket]:
+    return _begin(partial(tcp.connect, *place))
 
 
 def _begin(call: Callable[[], T]) -> Future[T]:
@@ -100,6 +146,6 @@ def _begin(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _close(call: Future[Link]) -> None:
+def _close(call: Future[Link] | Future[socket.socket]) -> None:
     if call.exception() is None:
         call.result().close()

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import yamlfile
+from ddtree_deploy.inputs.models import Model, fit
 from ddtree_deploy.onhost import expected
 from ddtree_deploy.onhost.agreement import Judgement
 from ddtree_deploy.onhost.expected import TOLERANCE, Measured
@@ -26,7 +27,7 @@ __all__ = ["FORMAT", "TOLERANCE", "Baseline", "Entry", "Measured", "compare", "d
 FORMAT = 1
 
 
-class Entry(yamlfile.Model):
+class Entry(Model):
     """One figure. budget: draft nodes without the root, 0 = the chain; or `best_of`, never a gate."""
 
     dataset: str = Field(min_length=1)
@@ -49,7 +50,7 @@ class Entry(yamlfile.Model):
         return expected.arm(self.budget, self.best_of)
 
 
-class Baseline(yamlfile.Model):
+class Baseline(Model):
     """One baseline file."""
 
     format: int
@@ -87,7 +88,7 @@ def load(path: Path | str) -> Baseline:
     found = document.data.get("format")
     if found != FORMAT:
         raise document.error(("format",), f"format {found!r} is not known here, {FORMAT} is")
-    baseline = document.parse(Baseline)
+    baseline = fit(document, Baseline)
     seen: dict[tuple[str, float, str], int] = {}
     for i, entry in enumerate(baseline.entries):
         key = (expected.key(entry.dataset), entry.temperature, entry.arm)

@@ -16,11 +16,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import yamlfile
+from ddtree_deploy.inputs.models import Model
 
 FORMAT = 1
 
 
-class SampleModel(yamlfile.Model):
+class SampleModel(Model):
     """`onhost.greedy.Sample`, as it was journalled."""
 
     prompts: list[str] = Field(min_length=1)
@@ -35,7 +36,7 @@ class SampleModel(yamlfile.Model):
     accept_length: float | None
 
 
-class Golden(yamlfile.Model):
+class Golden(Model):
     """One golden file."""
 
     format: Literal[1]

@@ -22,6 +22,7 @@ from ddtree_deploy.inputs.inventory_schema import (
     check_host,
     flag_texts,
 )
+from ddtree_deploy.inputs.models import fit
 from ddtree_deploy.inputs.yamlfile import Document, suggest
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
 from ddtree_deploy.onhost.protocol import Launch, Service
@@ -92,8 +93,12 @@ class Inventory:
 
 def load(path: Path | str = "hosts.yaml") -> Inventory:
     """Read hosts.yaml. Raises InputError for the first thing wrong in it."""
-    doc = load_yaml(path, "hosts file")
-    top = doc.parse(InventoryModel)
+    return of(load_yaml(path, "hosts file"))
+
+
+def of(doc: Document) -> Inventory:
+    """What hosts.yaml says. Raises InputError for the first thing wrong in it."""
+    top = fit(doc, InventoryModel)
     defaults = doc.data.get("defaults") or {}
     flag_texts(doc, ("defaults",))
     if not top.hosts:
@@ -113,7 +118,7 @@ def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
     merged = _merge(defaults, own)
     if "service" not in own:
         merged.pop("service", None)  # defaults say how services are run, not that there is one
-    model = doc.parse(HostModel, loc, merged, fallback=("defaults",))
+    model = fit(doc, HostModel, loc, merged, fallback=("defaults",))
     check_host(doc, loc, model)
     here = doc.file.resolve().parent
     return Host(

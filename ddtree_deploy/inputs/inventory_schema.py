@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from ddtree_deploy.inputs.models import Model
 from ddtree_deploy.inputs.values import Duration, Timeout
-from ddtree_deploy.inputs.yamlfile import Document, Model
+from ddtree_deploy.inputs.yamlfile import Document
 from ddtree_deploy.inputs.yamlnodes import Loc
 
 GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"

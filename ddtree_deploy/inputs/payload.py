@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive, distinfo
+from ddtree_deploy.inputs.models import fit
 from ddtree_deploy.inputs.payload_files import Reader
 from ddtree_deploy.inputs.payload_schema import OverlayModel, PayloadModel, VariantModel
 from ddtree_deploy.inputs.yamlfile import Document
@@ -89,7 +90,7 @@ def load(folder: Path | str) -> Payload:
         what = "is not a folder" if folder.exists() else "does not exist"
         raise InputError(f"payload folder {what}", file=folder)
     doc = load_yaml(folder / FILE, "payload file")
-    top = doc.parse(PayloadModel)
+    top = fit(doc, PayloadModel)
     reader = Reader(folder)
     variants: dict[str, Variant] = {}
     for i, model in enumerate(top.variants):

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import baselines, golden
+from ddtree_deploy.inputs.models import Model, fit
 from ddtree_deploy.inputs.playbook_schema import (
     FORBIDDEN,
     GOLDEN,
@@ -31,7 +32,7 @@ from ddtree_deploy.inputs.playbook_schema import (
     StepModel,
     Tokens,
 )
-from ddtree_deploy.inputs.yamlfile import Document, Model, read_text, suggest
+from ddtree_deploy.inputs.yamlfile import Document, read_text, suggest
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
 from ddtree_deploy.inputs.yamlnodes import Loc, kind_of
 from ddtree_deploy.onhost import expected
@@ -80,7 +81,7 @@ class Playbook:
 def load(path: Path | str) -> Playbook:
     """Read a playbook. Raises InputError for the first thing wrong in it."""
     doc = load_yaml(path, "playbook")
-    top = doc.parse(PlaybookModel)
+    top = fit(doc, PlaybookModel)
     if not top.steps:
         raise doc.error(("steps",), "no steps are listed")
     steps: list[Step] = []
@@ -119,7 +120,7 @@ def _step(doc: Document, i: int) -> tuple[Step, dict[str, bytes]]:
     at = (*loc, kind) if isinstance(item, dict) else loc
     if options is not None and not isinstance(options, dict):
         raise doc.error(at, f"expected the options of {kind} as a mapping, got {kind_of(options)}")
-    model = doc.parse(KINDS[kind], at, options or {})
+    model = fit(doc, KINDS[kind], at, options or {})
     attachments, more = _files(doc, at, model)
     timeout = model.timeout if model.timeout is not None else TIMEOUTS.get(kind)
     name = model.name if isinstance(model, Run) else kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,74 @@ def test_without_a_target_nobody_is_called(lines: list[Line], hosts: Path) -> No
     with pytest.raises(InputError, match="nobody"), ahead.call("nobody", hosts):
         pass
     assert lines == []
+
+
+BAD = {
+    "address: 10.0.0.1": ["10.0.0.1:22"],
+    "address: 10.0.0.1, port: 2222": ["10.0.0.1:2222"],
+    "address: 10.0.0.1, port: twenty": [],
+    "address: 17": [],
+    "address: ''": [],
+    "port: 22": [],
+    "address: 10.0.0.1, connect_timeout: 5s": [],
+}
+
+
+@pytest.mark.parametrize("entry", BAD)
+def test_a_hosts_file_that_turns_out_bad_meets_no_login_and_the_line_is_closed(
+    entry: str, lines: list[Line], tmp_path: Path, dialed: list[Socket]
+) -> None:
+    file = tmp_path / "hosts.yaml"
+    file.write_text(f"hosts:\n  a: {{{entry}, colour: red}}\n")
+    with pytest.raises(InputError, match="colour"), ahead.call("a", file):
+        pass
+    until(lambda: [sock.place for sock in dialed if sock.closed.is_set()] == BAD[entry])
+    assert lines == []
+
+
+@pytest.mark.parametrize("text", ["hosts: [a]", "hosts: {a: 3}", "defaults: 3\nhosts: {a: {address: b}}"])
+def test_a_hosts_file_of_another_shape_calls_nobody(text: str, tmp_path: Path, dialed: list[Socket]) -> None:
+    file = tmp_path / "hosts.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError), ahead.call("a", file):
+        pass
+    assert dialed == []
+
+
+def test_the_call_goes_where_hosts_yaml_leads_once_it_is_checked(
+    lines: list[Line], tmp_path: Path, dialed: list[Socket]
+) -> None:
+    file = tmp_path / "hosts.yaml"
+    host = "{address: 10.0.0.9, python: /v/bin/python}"
+    file.write_text(f"defaults: {{port: 2200, connect_timeout: 3s}}\nhosts:\n  a: {host}\n")
+    with ahead.call("a", file) as called:
+        called.log_in()
+        line: Any = called.connect(called.chosen[0])
+    assert line.dialed.place == "10.0.0.9:2200"
+    assert len(dialed) == 1 and not dialed[0].closed.is_set()
+
+
+# What reads the command line must not load what checks the input: that takes as long as a round trip.
+FIRST_DIAL = """
+import os, sys
+from ddtree_deploy.commands import ahead
+
+def dial(place):
+    print(place, "pydantic" in sys.modules, flush=True)
+    os._exit(0)
+
+ahead._dial = dial
+from ddtree_deploy.entry import main
+main()
+"""
+
+
+def test_the_host_is_dialed_before_the_input_is_checked(hosts: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_DIAL, "rollout", "b", "--hosts", str(hosts), "--yes"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "('10.0.0.1', 22, 10.0) False\n", done.stderr

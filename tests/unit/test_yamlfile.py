@@ -8,8 +8,9 @@ import pytest
 from pydantic import Field
 
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.models import Model, fit
 from ddtree_deploy.inputs.values import Duration, Size, Timeout, format_duration, parse_duration, parse_size
-from ddtree_deploy.inputs.yamlfile import Model, load
+from ddtree_deploy.inputs.yamlfile import load
 
 # name: (content, what `render` says after the file name)
 REFUSED = {
@@ -184,7 +185,7 @@ def test_models_refuse_with_place_and_field(name: str, tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_text(content)
     with pytest.raises(InputError) as caught:
-        load(path).parse(Outer)
+        fit(load(path), Outer)
     assert caught.value.render() == f"{path}{says}; nothing was touched"
 
 
@@ -241,4 +242,4 @@ class Times(Model):
 
 def test_a_duration_may_be_zero_where_that_means_something(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("drain: 0s\n")
-    assert load(tmp_path / "f.yaml").parse(Times).drain == 0
+    assert fit(load(tmp_path / "f.yaml"), Times).drain == 0
