@@ -15,8 +15,9 @@ from typing import Any
 from . import brief, codecache, detach, host_facts, layout, releases, site_facts
 from .facts_format import Facts, Kept, LockFacts, Release, ServiceFacts
 from .files import Files
+from .held import LOCK, is_held
 from .journal import read
-from .lock import LOCK, is_held, read_owner
+from .lock import read_owner
 from .protocol import FACTS_MARK, PROTOCOL, FactsRequest, ProtocolError, from_dict
 
 RELEASES = 20

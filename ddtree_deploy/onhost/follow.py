@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import deferral, layout
-from .lock import is_held
+from .held import is_held
 from .protocol import HEARTBEAT_LOST_S, HEARTBEAT_S, STATE_BROKEN
 
 POLL_S = 0.015

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from . import layout, recover, releases
+from .held import LOCK, is_held, starts_the_service
 from .journal import read
-from .lock import LOCK, is_held, starts_the_service
 from .service import systemctl
 
 POLL_S = 0.05

@@ -15,9 +15,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from . import held
+from .held import LOCK
 from .layout import sweep
 
-LOCK = "lock"
 # The owner's record has one size, so that a full disk cannot keep a holder from saying how far it is.
 RECORD = 4096
 # Others probe the lock for an instant (facts, followers); a real holder keeps it far longer than this.
@@ -57,22 +58,6 @@ class FileLock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def is_held(path: Path) -> bool:
-    """Does a living process hold the flock on `path`? Looks without making the file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(fd)
 
 
 class SiteLock:
@@ -132,11 +117,6 @@ class SiteLock:
             self._lock.release()
 
 
-def starts_the_service(site_dir: Path) -> bool:
-    """A living run holds the venv, and says that the service is to start."""
-    return is_held(site_dir / LOCK) and bool(read_owner(site_dir).get("starts"))
-
-
 def write_owner(fd: int, owner: dict[str, Any]) -> None:
     """Replace the record in the lock's file. Who reads meanwhile sees by the checksum that it is torn."""
     text = json.dumps(owner).encode()
@@ -145,16 +125,5 @@ def write_owner(fd: int, owner: dict[str, Any]) -> None:
 
 def read_owner(site_dir: Path) -> dict[str, Any]:
     """Who holds the lock, if it is held; {} when they have not said."""
-    for _ in range(5):
-        try:
-            record = (site_dir / LOCK).read_bytes()
-        except OSError:
-            return {}
-        text = record[9:].rstrip()
-        if record[:8] == b"%08x" % zlib.crc32(text):
-            owner = json.loads(text)
-            return owner if isinstance(owner, dict) else {}
-        if not text:
-            return {}
-        time.sleep(0.005)
-    return {}
+    owner = json.loads(held.record(site_dir) or b"{}")
+    return owner if isinstance(owner, dict) else {}

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         "follow": (2, _follow),
         "recover": (1, _recover),
         "unlock": (2, _unlock),
-        "guard": (2, _guard),  # by systemd, before it starts the service
+        "guard": (2, _guard),  # by systemd, before it starts the service, when that is not what the run wants
         "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
     }
     count, command = commands.get(words[0] if words else "", (-2, _run))
@@ -62,11 +62,6 @@ def _recover_run(words: list[str]) -> int:
 
 
 def _guard(words: list[str]) -> int:
-    from .lock import starts_the_service
-
-    # Nearly always; and the service waits for this, so nothing else is imported.
-    if starts_the_service(Path(words[0])):
-        return 0
     from .guard_start import may_start
 
     return may_start(Path(words[0]), words[1])

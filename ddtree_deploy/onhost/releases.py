@@ -11,8 +11,8 @@ from typing import Any
 
 from . import layout
 from .files import sha256
+from .held import is_held
 from .journal import read as read_journal
-from .lock import is_held
 from .protocol import Plan, to_dict
 
 INSTALLED = "installed.json"

@@ -17,8 +17,9 @@ from typing import Any
 
 from . import layout, recover
 from .follow import interrupt
+from .held import LOCK, is_held
 from .journal import read
-from .lock import LOCK, is_held, read_owner
+from .lock import read_owner
 
 POLL_S = 0.1
 KILLED_S = 30.0

@@ -24,6 +24,11 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = """\
 import sys
 
+if sys.argv[1:2] == ["guard"] and len(sys.argv) == 4:  # the service waits, so nothing else is imported
+    from onhost import held
+    if held.starts_the_service(sys.argv[2]):
+        sys.exit(0)
+
 from onhost import codecache
 
 codecache.use({digest!r})

@@ -294,7 +294,7 @@ class Host:
     def kill_runner(self, run: str) -> None:
         """SIGKILL, and wait until its lock is free."""
         os.kill(self.runner_pid(run), signal.SIGKILL)
-        from ddtree_deploy.onhost.lock import is_held
+        from ddtree_deploy.onhost.held import is_held
 
         until(lambda: not is_held(self.run_dir(run) / layout.ALIVE))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import guard_start, layout
+from ddtree_deploy.onhost import guard_start, held, layout
 from ddtree_deploy.onhost.journal import Journal
 from ddtree_deploy.onhost.lock import SiteLock
 from ddtree_deploy.onhost.main import main
 from ddtree_deploy.onhost.service import unitfile
+from ddtree_deploy.running import zipapp
 
 UNIT = "sglang.service"
 
@@ -56,6 +59,34 @@ def test_a_start_that_the_run_asked_for_passes(site: Path, restarts: list[str]) 
     assert main(["guard", str(site), UNIT]) == 0
     lock.release()
     assert restarts == []
+
+
+def test_a_start_that_the_run_asked_for_waits_for_no_module_of_ours(site: Path, tmp_path: Path) -> None:
+    runner = tmp_path / "runner.pyz"
+    runner.write_bytes(zipapp.runner())
+    lock = SiteLock(site)
+    lock.acquire("run", "me", "rollout")
+    argv = [sys.executable, "-I", "-S", "-X", "importtime", str(runner), "guard", str(site), UNIT]
+    lock.starts(True)
+    done = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=300, check=True)
+    assert [line.split()[-1] for line in done.stderr.splitlines() if "onhost." in line] == ["onhost.held"]
+    lock.starts(False)
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as guard:
+        assert guard.stderr
+        assert any(line.endswith("onhost.guard_start\n") for line in guard.stderr), "it went away"
+        assert guard.poll() is None, "it waits"
+        guard.kill()
+    lock.release()
+
+
+def test_only_the_holder_itself_says_that_the_service_is_to_start(site: Path) -> None:
+    lock = SiteLock(site)
+    lock.acquire('"starts": true', 'eve "starts": true', '{"starts": true}')
+    assert not held.starts_the_service(site)
+    lock.starts(True)
+    assert held.starts_the_service(site)
+    lock.release()
+    assert not held.starts_the_service(site)
 
 
 @pytest.mark.parametrize("ending", ["released", "asked for"])

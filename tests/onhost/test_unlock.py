@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost import facts, layout
-from ddtree_deploy.onhost.lock import LOCK, RECORD, SiteLock, is_held, read_owner, write_owner
+from ddtree_deploy.onhost.held import LOCK, is_held
+from ddtree_deploy.onhost.lock import RECORD, SiteLock, read_owner, write_owner
 
 from .host import DEADLINE_S, Host, until
 from .test_runner import assert_as_before, command, go, up, waiting
