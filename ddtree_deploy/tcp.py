@@ -15,6 +15,7 @@ T = TypeVar("T")
 # Each side of an SSH connection begins by saying what it is, and waits for nothing (RFC 4253, 4.2). A server
 # answers with the keys that it offers: a round trip that costs nothing while the library loads.
 IDENTIFICATION = "SSH-2.0-ddtree_deploy"
+CONNECT_S = 10.0  # where nobody says otherwise
 
 
 class _Prompt(socket.socket):
@@ -49,32 +50,36 @@ def connect(address: str, port: int, seconds: float) -> socket.socket:
         seconds,
         f"the name {address} was not resolved within {seconds:.0f} s",
     )
+    hello = f"{IDENTIFICATION}\r\n".encode()
     problem: OSError = OSError(errno.EADDRNOTAVAIL, "no address")
     for family, kind, protocol, _, place in found:
         sock = _Prompt(family, kind, protocol)
         try:
             sock.settimeout(max(0.1, deadline - time.monotonic()))
             sock.connect(place)
+            _set_up(sock)
+            sock.sendall(hello)
         except OSError as error:
             sock.close()
             problem = error
             continue
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Linux names; elsewhere our own heartbeats do the work alone.
-        for option, value in (
-            ("TCP_USER_TIMEOUT", 30_000),
-            ("TCP_KEEPIDLE", 10),
-            ("TCP_KEEPINTVL", 5),
-            ("TCP_KEEPCNT", 4),
-        ):
-            if hasattr(socket, option):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        hello = f"{IDENTIFICATION}\r\n".encode()
-        sock.sendall(hello)
         sock.said = hello
         return sock
     raise problem
+
+
+def _set_up(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Linux names; elsewhere our own heartbeats do the work alone.
+    for option, value in (
+        ("TCP_USER_TIMEOUT", 30_000),
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 4),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def bounded(call: Callable[[], T], seconds: float, message: str) -> T:

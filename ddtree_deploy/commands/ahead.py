@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ddtree_deploy import signals, tcp
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.values import parse_positive
 
 if TYPE_CHECKING:
     import socket
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Place = tuple[str, int, float]  # address, port, seconds to connect within
-CONNECT_S = 10.0  # where hosts.yaml gives no time
 
 
 class Called:
@@ -76,7 +76,9 @@ class _Dialed:
 
     def take(self, place: Place) -> Future[socket.socket]:
         """This connection, once, if it leads there; else a new one."""
-        sock, self._sock = (self._sock, None) if place == self.place else (None, self._sock)
+        if place != self.place:
+            self.hang_up()
+        sock, self._sock = self._sock, None
         return sock or _dial(place)
 
     def hang_up(self) -> None:
@@ -123,9 +125,13 @@ def _place(doc: Document, target: str | None) -> Place | None:
         return None
     entry = {"port": 22, **defaults, **entry}
     address, port = entry.get("address"), entry["port"]
-    if not address or not isinstance(address, str) or not isinstance(port, int) or "connect_timeout" in entry:
+    if not isinstance(address, str) or not address or type(port) is not int or not 0 < port < 65536:
         return None
-    return address, port, CONNECT_S
+    try:
+        seconds = parse_positive(entry["connect_timeout"]) if "connect_timeout" in entry else tcp.CONNECT_S
+    except ValueError:
+        return None
+    return address, port, seconds
 
 
 def _dial(place: Place) -> Future[socket.socket]:

@@ -26,6 +26,7 @@ from ddtree_deploy.inputs.models import fit
 from ddtree_deploy.inputs.yamlfile import Document, suggest
 from ddtree_deploy.inputs.yamlfile import load as load_yaml
 from ddtree_deploy.onhost.protocol import Launch, Service
+from ddtree_deploy.tcp import CONNECT_S
 
 HOST_NAME = re.compile(GROUP_NAME)
 
@@ -46,7 +47,7 @@ class Host:
     sign_with: Path | None = None  # an SSH key that vouches for payloads
     playbook: Path | None = None  # of its rollouts; None: playbooks/rollout.yaml
     state_dir: str = ""  # on the host; "": the default of the user there
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = CONNECT_S
     also_stop: tuple[str, ...] = ()
     service: Service | None = None
     api_key_env: str = ""

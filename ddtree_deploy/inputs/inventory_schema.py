@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from ddtree_deploy.inputs.models import Model
-from ddtree_deploy.inputs.values import Duration, Timeout
+from ddtree_deploy.inputs.models import Duration, Model, Timeout
 from ddtree_deploy.inputs.yamlfile import Document
 from ddtree_deploy.inputs.yamlnodes import Loc
+from ddtree_deploy.tcp import CONNECT_S
 
 GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
@@ -78,7 +78,7 @@ class HostModel(Model):
     sign_with: str | None = None
     playbook: str | None = None
     state_dir: str = ""
-    connect_timeout: Timeout = 10.0
+    connect_timeout: Timeout = CONNECT_S
     also_stop: list[str] = Field(default_factory=list)
     service: ServiceModel | None = None
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from ddtree_deploy.inputs.values import parse_duration, parse_positive, parse_size
 from ddtree_deploy.inputs.yamlfile import Document, suggest
 from ddtree_deploy.inputs.yamlnodes import Loc, kind_of
 
 M = TypeVar("M", bound=BaseModel)
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Timeout = Annotated[float, BeforeValidator(parse_positive)]
+Size = Annotated[int, BeforeValidator(parse_size)]
 
 _SECRET = {"api_key"}  # never repeat a key that somebody wrote into the file
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Any
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+\Z", re.ASCII)
@@ -63,8 +61,3 @@ def format_duration(seconds: float) -> str:
     minutes, secs = divmod(rest, 60)
     parts = [(hours, "h"), (minutes, "m"), (secs, "s")]
     return "".join(f"{n:g}{unit}" for n, unit in parts if n) or "0s"
-
-
-Duration = Annotated[float, BeforeValidator(parse_duration)]
-Timeout = Annotated[float, BeforeValidator(parse_positive)]
-Size = Annotated[int, BeforeValidator(parse_size)]

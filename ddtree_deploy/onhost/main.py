@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         "follow": (2, _follow),
         "recover": (1, _recover),
         "unlock": (2, _unlock),
-        "guard": (2, _guard),  # by systemd, before it starts the service, when that is not what the run wants
+        "guard": (2, _guard),  # by systemd, before it starts the service; the zipapp looks at the lock first
         "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
     }
     count, command = commands.get(words[0] if words else "", (-2, _run))

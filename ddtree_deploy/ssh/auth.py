@@ -13,7 +13,7 @@ from ddtree_deploy.ssh.errors import reason_of, transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
 from ddtree_deploy.ssh.library import UnknownKeyType, paramiko, ssh_exception
 from ddtree_deploy.ssh.stream import Watchdog
-from ddtree_deploy.ssh.transport import Transport
+from ddtree_deploy.ssh.transport import SIGN_S, AgentSilent, Transport
 from ddtree_deploy.tcp import bounded
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -44,9 +44,10 @@ class Keys:
         """Offer keys until one is taken. Raises AuthenticationException when none was."""
         self.begun = True
         if self.dog:
-            self.dog.seconds = AUTH_S
+            self.dog.seconds = AUTH_S + SIGN_S
         if self.allowed:
-            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # as the first key will be
+            # What goes wrong here goes wrong again with the first key.
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
                 transport.ensure_session()
             self.allowed()
         tried = 0
@@ -76,6 +77,8 @@ class Keys:
             further = transport.auth_publickey(login_name(self.host), key)
         except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
             raise
+        except AgentSilent as error:
+            raise transport_error(self.host, "authentication", str(error)) from error
         except (EOFError, OSError):
             self.more = waited or not first  # servers end the connection after some keys
             raise

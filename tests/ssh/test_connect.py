@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import os
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from ddtree_deploy import ssh, tcp
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox.sshd import SshServer
-from ddtree_deploy.ssh import known_hosts
+from ddtree_deploy.ssh import known_hosts, transport
 from ddtree_deploy.ssh.library import AuthOnlyHandler
 
 pytestmark = pytest.mark.ssh
@@ -185,6 +186,43 @@ def test_the_agent_gets_in_even_when_it_holds_more_keys_than_the_server_allows_t
     monkeypatch.setenv("HOME", str(tmp_path))
     agent([*(new_key(tmp_path / f"key{i}") for i in range(12)), server.identity])
     with ssh.connect(dataclasses.replace(host, identity_file=None)) as link:
+        assert link.run("true", timeout=60).rc == 0
+
+
+def test_an_agent_that_lists_a_key_and_never_signs_is_given_up(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that waits for a touch, or for a word in a window that nobody sees."""
+    key = public(new_key(tmp_path / "touch"))
+    lists = b"\x0c" + struct.pack(">II", 1, len(key)) + key + struct.pack(">I", 0)  # one key, no comment
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            assert peer.recv(5)[4] == 11  # what do you hold?
+            peer.sendall(struct.pack(">I", len(lists)) + lists)
+            while peer.recv(4096):
+                asked.set()
+
+    asked = threading.Event()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(transport, "SIGN_S", 0.5)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent"))
+        listener.listen()
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(TransportError, match="the SSH agent did not sign") as caught:
+            ssh.connect(dataclasses.replace(host, identity_file=None))
+    assert asked.is_set() and caught.value.stage == "authentication"
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_keys_of_other_kinds_get_in(server: SshServer, host: Host, tmp_path: Path, kind: str) -> None:
+    made = new_key(tmp_path / kind, kind)
+    with server.keys.authorized_keys.open("a") as f:
+        f.write(made.with_name(f"{kind}.pub").read_text())
+    with ssh.connect(dataclasses.replace(host, identity_file=made)) as link:
         assert link.run("true", timeout=60).rc == 0
 
 

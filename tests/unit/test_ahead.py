@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 from ddtree_deploy import ssh, tcp
-from ddtree_deploy.commands import ahead
+from ddtree_deploy.commands import ahead, inputs
 from ddtree_deploy.errors import InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from tests.onhost.host import until
+
+ROOT = Path(__file__).parents[2]
 
 
 class Line:
@@ -141,27 +143,38 @@ def test_without_a_target_nobody_is_called(lines: list[Line], hosts: Path) -> No
     assert lines == []
 
 
-BAD = {
-    "address: 10.0.0.1": ["10.0.0.1:22"],
-    "address: 10.0.0.1, port: 2222": ["10.0.0.1:2222"],
-    "address: 10.0.0.1, port: twenty": [],
-    "address: 17": [],
-    "address: ''": [],
-    "port: 22": [],
-    "address: 10.0.0.1, connect_timeout: 5s": [],
+PLACES = {
+    "address: 10.0.0.1": "10.0.0.1:22",
+    "address: 10.0.0.1, port: 2222": "10.0.0.1:2222",
+    "address: 10.0.0.1, connect_timeout: 5s": "10.0.0.1:22",
+    "address: 10.0.0.1, connect_timeout: five": None,
+    "address: 10.0.0.1, port: twenty": None,
+    "address: 10.0.0.1, port: true": None,
+    "address: 10.0.0.1, port: 70000": None,
+    "address: 17": None,
+    "address: ''": None,
+    "port: 22": None,
 }
 
 
-@pytest.mark.parametrize("entry", BAD)
+@pytest.mark.parametrize("entry", PLACES)
 def test_a_hosts_file_that_turns_out_bad_meets_no_login_and_the_line_is_closed(
     entry: str, lines: list[Line], tmp_path: Path, dialed: list[Socket]
 ) -> None:
     file = tmp_path / "hosts.yaml"
     file.write_text(f"hosts:\n  a: {{{entry}, colour: red}}\n")
-    with pytest.raises(InputError, match="colour"), ahead.call("a", file):
+    with pytest.raises(InputError), ahead.call("a", file):
         pass
-    until(lambda: [sock.place for sock in dialed if sock.closed.is_set()] == BAD[entry])
+    until(lambda: all(sock.closed.is_set() for sock in dialed))
+    place = PLACES[entry]
+    assert [sock.place for sock in dialed] == ([place] if place else [])
     assert lines == []
+
+
+def test_every_host_that_is_shipped_is_dialed_early() -> None:
+    doc = inputs.read_hosts(ROOT / "hosts.yaml")
+    for host in inputs.check_hosts(doc).hosts.values():
+        assert ahead._place(doc, host.name) == (host.address, host.port, host.connect_timeout_s)
 
 
 @pytest.mark.parametrize("text", ["hosts: [a]", "hosts: {a: 3}", "defaults: 3\nhosts: {a: {address: b}}"])

@@ -67,3 +67,11 @@ def test_every_module_started_by_its_name_is_one_that_runs() -> None:
         assert source.is_file(), f"{file} starts {module}"
         main = source.name == "__main__.py" or 'if __name__ == "__main__":' in source.read_text()
         assert main, f"{file} starts {module}, which has no main part"
+
+
+def test_the_constraints_of_an_installation_are_the_versions_that_we_name() -> None:
+    tomllib = pytest.importorskip("tomllib")  # not in Python 3.10
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in named["optional-dependencies"].values() for line in lines]
+    held = set((ROOT / "constraints.txt").read_text().lower().split())
+    assert {line.lower() for line in [*named["dependencies"], *extras]} <= held

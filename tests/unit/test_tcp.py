@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import socket
+import struct
+import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -22,9 +27,9 @@ def listener() -> Iterator[socket.socket]:
 
 def far_side(listener: socket.socket, length: int) -> bytes:
     peer, _ = listener.accept()
-    with peer:
+    with peer, peer.makefile("rb") as stream:
         peer.settimeout(60)
-        return peer.recv(length, socket.MSG_WAITALL)
+        return stream.read(length)
 
 
 def test_the_identification_is_sent_at_once_and_only_once(listener: socket.socket) -> None:
@@ -40,3 +45,26 @@ def test_nothing_else_can_be_said_first(listener: socket.socket) -> None:
             sock.send(b"SSH-2.0-other\r\n")
         assert caught.value.errno == errno.EPROTO
         assert far_side(listener, len(HELLO)) == HELLO
+
+
+def test_a_peer_that_hangs_up_at_once_is_a_problem_of_the_network(listener: socket.socket) -> None:
+    """Half of the time it is met when the identification is sent; the other half, by who reads."""
+
+    def reset() -> None:
+        peer, _ = listener.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(20):
+            thread = threading.Thread(target=reset)
+            thread.start()
+            with (
+                contextlib.suppress(ConnectionError),
+                tcp.connect("127.0.0.1", listener.getsockname()[1], 60) as sock,
+            ):
+                assert sock.recv(1) == b""
+            thread.join()
+        gc.collect()
+    assert not told, "every socket was closed"

@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs.models import Model, fit
-from ddtree_deploy.inputs.values import Duration, Size, Timeout, format_duration, parse_duration, parse_size
+from ddtree_deploy.inputs.models import Duration, Model, Size, Timeout, fit
+from ddtree_deploy.inputs.values import format_duration, parse_duration, parse_size
 from ddtree_deploy.inputs.yamlfile import load
 
 # name: (content, what `render` says after the file name)
