@@ -24,7 +24,6 @@ from ddtree_deploy.inputs.inventory_schema import (
 )
 from ddtree_deploy.inputs.models import fit
 from ddtree_deploy.inputs.yamlfile import Document, suggest
-from ddtree_deploy.inputs.yamlfile import load as load_yaml
 from ddtree_deploy.onhost.protocol import Launch, Service
 from ddtree_deploy.tcp import CONNECT_S
 
@@ -90,11 +89,6 @@ class Inventory:
             listed += f"; groups: {', '.join(self.groups)}"
         hint = hint if hint.startswith("; did") else ""
         raise InputError(f"no host or group is named {target!r}{hint} ({listed})", file=self.file)
-
-
-def load(path: Path | str = "hosts.yaml") -> Inventory:
-    """Read hosts.yaml. Raises InputError for the first thing wrong in it."""
-    return of(load_yaml(path, "hosts file"))
 
 
 def of(doc: Document) -> Inventory:

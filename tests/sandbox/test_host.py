@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_deploy.commands.inputs import load_hosts
 from ddtree_deploy.errors import DeployError
-from ddtree_deploy.inputs import inventory
 from ddtree_deploy.sandbox import down, look, processes, service, up
 from ddtree_deploy.sandbox.errors import PortTaken, SandboxError
 from ddtree_deploy.sandbox.layout import MARKER, Layout, Ports, choose_ports
@@ -69,8 +69,8 @@ def test_the_hosts_file_is_the_shipped_entry_with_the_real_ports(tmp_path: Path)
     layout = Layout.at(tmp_path / "sandbox")
     layout.folder.mkdir()
     layout.record(Ports(32202, 31202))
-    ours = inventory.load(layout.hosts_file).hosts["sandbox"]
-    shipped = inventory.load(PROJECT / "hosts.yaml").hosts["sandbox"]
+    ours = load_hosts(layout.hosts_file).hosts["sandbox"]
+    shipped = load_hosts(PROJECT / "hosts.yaml").hosts["sandbox"]
     assert (ours.address, ours.port, ours.python) == ("127.0.0.1", 32202, shipped.python)
     assert ours.service is not None and shipped.service is not None
     assert ours.service.endpoint == "http://127.0.0.1:31202"

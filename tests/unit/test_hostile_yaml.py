@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.inputs import load_hosts
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import inventory, playbook, yamlfile
+from ddtree_deploy.inputs import playbook, yamlfile
 from ddtree_deploy.inputs.values import parse_duration, parse_size
 from tests.unit.planning import PLAYBOOK, PROMPTS, ROLLBACK, write
 
@@ -54,7 +55,7 @@ def test_a_name_that_ends_in_a_line_end_is_no_name(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yaml"
     file.write_text('hosts:\n  a: {address: h, python: /p, user: "root\\n"}\n')
     with pytest.raises(InputError, match="not a user name"):
-        inventory.load(file)
+        load_hosts(file)
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "''"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_deploy.commands.inputs import load_hosts
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import inventory
 from ddtree_deploy.onhost.protocol import Launch, Service
@@ -27,7 +28,7 @@ hosts:
 def loaded(tmp_path: Path, text: str) -> inventory.Inventory:
     path = tmp_path / "hosts.yaml"
     path.write_text(text)
-    return inventory.load(path)
+    return load_hosts(path)
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -229,7 +230,7 @@ def test_refusals(name: str, tmp_path: Path) -> None:
 
 
 def test_the_hosts_that_ship() -> None:
-    hosts = inventory.load(REPO / "hosts.yaml").hosts
+    hosts = load_hosts(REPO / "hosts.yaml").hosts
     assert [(h.name, h.address, h.user, h.python, h.gpus) for h in hosts.values()] == [
         ("ct129", "10.1.230.172", "root", "/root/ml-env/bin/python3", None),
         ("ct200", "10.1.2.200", "root", "/root/venv_sglang211/bin/python3", 8),
@@ -346,6 +347,6 @@ def test_relative_paths_are_relative_to_the_file_not_to_where_we_are(
     (tmp_path / "sub").mkdir()
     loaded(tmp_path / "sub", host("    identity_file: keys/id\n    known_hosts: ~/kh\n"))
     monkeypatch.chdir(tmp_path)
-    made = inventory.load("sub/hosts.yaml").hosts["a"]
+    made = load_hosts(Path("sub/hosts.yaml")).hosts["a"]
     assert made.identity_file == tmp_path.resolve() / "sub/keys/id"
     assert made.known_hosts == Path("~/kh").expanduser()
