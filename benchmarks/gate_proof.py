@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_deploy.onhost.context import Context, StepFailed
-from ddtree_deploy.onhost.protocol import StepSpec
+from ddtree_deploy.onhost.wire.protocol import StepSpec
 from tests.onhost.serving_support import Lab, do
 from tests.sandbox.breakable import PROJECT, Breakable, missing
 

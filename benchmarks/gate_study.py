@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ddtree_deploy.onhost.speed_gate import Measurements, Round, judge
-from ddtree_deploy.onhost.stats import RestartSpread, restart_spread
+from ddtree_deploy.onhost.judge.speed import Measurements, Round, judge
+from ddtree_deploy.onhost.judge.stats import RestartSpread, restart_spread
 
 ROUNDS = 8
 DUE = 0.025  # one tail of a 95 % interval

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy import again, signals
 from ddtree_deploy.commands import evidence, gates_cli, sandbox
 from ddtree_deploy.commands.options import Hosts, Json, Target, Yes
 from ddtree_deploy.errors import DeployError, Interrupted
+from ddtree_deploy.running import next_command, signals
 from ddtree_deploy.text import safe, shortened
 
 app = typer.Typer(
@@ -255,7 +255,7 @@ sandbox.register(app)
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code; every error is one line on stderr."""
-    again.remember(sys.argv[1:] if arguments is None else arguments)
+    next_command.remember(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(arguments, prog_name="ddtree-deploy", standalone_mode=False)
     except DeployError as error:
@@ -309,4 +309,4 @@ def _bug(error: Exception) -> int:
 
 
 def _complain(line: str) -> None:
-    print(f"ddtree-deploy: {shortened(safe(again.typed(line), 100_000))}", file=sys.stderr, flush=True)
+    print(f"ddtree-deploy: {shortened(safe(next_command.typed(line), 100_000))}", file=sys.stderr, flush=True)

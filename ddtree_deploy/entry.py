@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from ddtree_deploy import signals
+from ddtree_deploy.running import signals
 
 
 def main() -> None:

@@ -14,16 +14,17 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
-from ddtree_deploy import signals, tcp
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs.values import parse_positive
+from ddtree_deploy.inputs.yaml.values import parse_positive
+from ddtree_deploy.running import signals
+from ddtree_deploy.ssh import tcp
 
 if TYPE_CHECKING:
     import socket
 
     from ddtree_deploy.inputs.inventory import Host, Inventory
-    from ddtree_deploy.inputs.yamlfile import Document
+    from ddtree_deploy.inputs.yaml.document import Document
     from ddtree_deploy.ssh import Link
 
 T = TypeVar("T")

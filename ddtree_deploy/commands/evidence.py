@@ -188,7 +188,7 @@ def import_baseline(  # noqa: PLR0917
     note: Annotated[str, typer.Option("--note", help="How they were measured.")] = "",
 ) -> None:
     """Make a baseline file from a table of accept lengths."""
-    from ddtree_deploy.inputs import baselines
+    from ddtree_deploy.inputs.references import baselines
 
     data = baselines.import_table(table, model=model, draft=draft, source=source, note=note)
     made = baselines.dump(data, output)

@@ -14,13 +14,13 @@ from typing import Any
 from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import GateFailed, InputError
-from ddtree_deploy.inputs import golden
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.inputs.playbook import Playbook, Step
 from ddtree_deploy.inputs.playbook_schema import GOLDEN, TIMEOUTS
-from ddtree_deploy.onhost.calibration import MIN_RESTARTS
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import Launch
+from ddtree_deploy.inputs.references import golden
+from ddtree_deploy.onhost.judge.stats import MIN_RESTARTS
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import Launch
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions

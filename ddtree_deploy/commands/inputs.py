@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # they are slow to import, and `--help` needs none of them
     from ddtree_deploy.inputs.inventory import Host, Inventory
     from ddtree_deploy.inputs.payload import Payload
     from ddtree_deploy.inputs.playbook import Playbook
-    from ddtree_deploy.inputs.yamlfile import Document
+    from ddtree_deploy.inputs.yaml.document import Document
 
 HOSTS = Path("hosts.yaml")
 PAYLOAD = Path("payload")
@@ -28,9 +28,9 @@ def load_hosts(given: Path | None) -> Inventory:
 
 def read_hosts(given: Path | None) -> Document:
     """hosts.yaml as it is written."""
-    from ddtree_deploy.inputs import yamlfile
+    from ddtree_deploy.inputs.yaml import document
 
-    return yamlfile.load(_existing(given, HOSTS, "--hosts FILE"), "hosts file")
+    return document.load(_existing(given, HOSTS, "--hosts FILE"), "hosts file")
 
 
 def check_hosts(doc: Document) -> Inventory:

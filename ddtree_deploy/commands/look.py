@@ -11,18 +11,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy import again, ssh
+from ddtree_deploy import ssh
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import DeployError, DriftError, gravest
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning import drift_report, going_back
 from ddtree_deploy.planning import plan as planning
 from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.plan import RunOptions
-from ddtree_deploy.running import releases_report
+from ddtree_deploy.running import next_command, releases_report
 from ddtree_deploy.running.remote import ask_facts
 from ddtree_deploy.running.status import describe, lines_of
 
@@ -182,7 +182,7 @@ def error_event(error: DeployError) -> dict[str, Any]:
         "step": error.stage,
         "reason": error.message,
         "state": error.state,
-        "next": again.typed(error.next_command),
+        "next": next_command.typed(error.next_command),
     }
 
 

@@ -9,8 +9,8 @@ from ddtree_deploy import console, ssh
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import DeployError, GateFailed, InputError, LockedError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan as planning
 from ddtree_deploy.running import unlocking
 from ddtree_deploy.running.follow import Follower

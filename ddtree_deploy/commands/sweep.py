@@ -10,8 +10,8 @@ from ddtree_deploy.commands import gates, inputs
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.sweep_table import CHAIN
+from ddtree_deploy.onhost.judge.sweep_table import CHAIN
+from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.plan import PlanResult, RunOptions
 from ddtree_deploy.report import bundle

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddtree_deploy import again
 from ddtree_deploy.errors import gravest
+from ddtree_deploy.running import next_command
 from ddtree_deploy.running.outcome import Outcome, figures, meaning
 from ddtree_deploy.text import safe, size, span
 
@@ -33,7 +33,7 @@ def host_lines(outcome: Outcome) -> list[str]:
         )
     lines.append(f"  exit    {outcome.exit_code}: {meaning(outcome.exit_code)}")
     if outcome.next_command:
-        lines.append(f"  next    {safe(again.typed(outcome.next_command))}")
+        lines.append(f"  next    {safe(next_command.typed(outcome.next_command))}")
     return lines
 
 

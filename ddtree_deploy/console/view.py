@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from ddtree_deploy import again
 from ddtree_deploy.console.summary import fleet_lines, host_lines
+from ddtree_deploy.running import next_command
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.view import Event
 from ddtree_deploy.text import safe, span
@@ -96,7 +96,7 @@ def show(line: str, out: IO[str]) -> IO[str]:
 def print_error(outcome: Outcome) -> None:
     """The one line on stderr of an outcome that is an error of ours, not a verdict of the host."""
     if outcome.error:
-        print(f"ddtree-deploy: {safe(again.typed(outcome.error))}", file=sys.stderr, flush=True)
+        print(f"ddtree-deploy: {safe(next_command.typed(outcome.error))}", file=sys.stderr, flush=True)
 
 
 def line_of(event: Event) -> str | None:

@@ -22,10 +22,10 @@ from ddtree_deploy.inputs.inventory_schema import (
     check_host,
     flag_texts,
 )
-from ddtree_deploy.inputs.models import fit
-from ddtree_deploy.inputs.yamlfile import Document, suggest
-from ddtree_deploy.onhost.protocol import Launch, Service
-from ddtree_deploy.tcp import CONNECT_S
+from ddtree_deploy.inputs.yaml.document import Document, suggest
+from ddtree_deploy.inputs.yaml.models import fit
+from ddtree_deploy.onhost.wire.protocol import Launch, Service
+from ddtree_deploy.ssh.tcp import CONNECT_S
 
 HOST_NAME = re.compile(GROUP_NAME)
 

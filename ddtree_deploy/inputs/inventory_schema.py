@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from ddtree_deploy.inputs.models import Duration, Model, Timeout
-from ddtree_deploy.inputs.yamlfile import Document
-from ddtree_deploy.inputs.yamlnodes import Loc
-from ddtree_deploy.tcp import CONNECT_S
+from ddtree_deploy.inputs.yaml.document import Document
+from ddtree_deploy.inputs.yaml.models import Duration, Model, Timeout
+from ddtree_deploy.inputs.yaml.nodes import Loc
+from ddtree_deploy.ssh.tcp import CONNECT_S
 
 GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*\Z")

@@ -7,13 +7,13 @@ from pathlib import Path, PurePosixPath
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive, distinfo
-from ddtree_deploy.inputs.models import fit
 from ddtree_deploy.inputs.payload_files import Reader
 from ddtree_deploy.inputs.payload_schema import OverlayModel, PayloadModel, VariantModel
-from ddtree_deploy.inputs.yamlfile import Document
-from ddtree_deploy.inputs.yamlfile import load as load_yaml
-from ddtree_deploy.inputs.yamlnodes import Loc
-from ddtree_deploy.onhost.patch import PatchError, apply
+from ddtree_deploy.inputs.yaml.document import Document
+from ddtree_deploy.inputs.yaml.document import load as load_yaml
+from ddtree_deploy.inputs.yaml.models import fit
+from ddtree_deploy.inputs.yaml.nodes import Loc
+from ddtree_deploy.onhost.staging.patch import PatchError, apply
 
 FILE = "payload.yaml"
 

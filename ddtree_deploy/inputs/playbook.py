@@ -13,8 +13,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import baselines, golden
-from ddtree_deploy.inputs.models import Model, fit
 from ddtree_deploy.inputs.playbook_schema import (
     FORBIDDEN,
     GOLDEN,
@@ -32,10 +30,12 @@ from ddtree_deploy.inputs.playbook_schema import (
     StepModel,
     Tokens,
 )
-from ddtree_deploy.inputs.yamlfile import Document, read_text, suggest
-from ddtree_deploy.inputs.yamlfile import load as load_yaml
-from ddtree_deploy.inputs.yamlnodes import Loc, kind_of
-from ddtree_deploy.onhost import expected
+from ddtree_deploy.inputs.references import baselines, golden
+from ddtree_deploy.inputs.yaml.document import Document, read_text, suggest
+from ddtree_deploy.inputs.yaml.document import load as load_yaml
+from ddtree_deploy.inputs.yaml.models import Model, fit
+from ddtree_deploy.inputs.yaml.nodes import Loc, kind_of
+from ddtree_deploy.onhost.judge import expected
 
 _ORDER = [kind for kind in KINDS if kind != "run"]
 

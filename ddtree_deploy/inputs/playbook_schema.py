@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ddtree_deploy.inputs.models import Duration, Model, Size, Timeout
+from ddtree_deploy.inputs.yaml.models import Duration, Model, Size, Timeout
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?$")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import Files
-from .journal import Journal
-from .layout import site_key
-from .lock import SiteLock
-from .protocol import Plan, StepSpec
+from .state.journal import Journal
+from .state.layout import site_key
+from .state.lock import SiteLock
+from .venv.files import Files
+from .wire.protocol import Plan, StepSpec
 
 
 class StepFailed(Exception):

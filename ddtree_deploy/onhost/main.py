@@ -32,42 +32,42 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _launch(words: list[str]) -> int:
-    from .launch import launch
+    from .entry.launch import launch
 
     return launch(Path(words[0]), int(words[1]), int(words[2]))
 
 
 def _run(words: list[str]) -> int:
-    from .runner import run
+    from .run.runner import run
 
     return run(Path(words[0]))
 
 
 def _follow(words: list[str]) -> int:
-    from .follow import follow
+    from .run.follow import follow
 
     return follow(Path(words[0]), int(words[1]))
 
 
 def _recover(words: list[str]) -> int:
-    from .recover import recover_site
+    from .recovery.orphans import recover_site
 
     return recover_site(Path(words[0]))
 
 
 def _recover_run(words: list[str]) -> int:
-    from .recover import run_recovery
+    from .run.resume import run_recovery
 
     return run_recovery(Path(words[0]), int(words[1]))
 
 
 def _guard(words: list[str]) -> int:
-    from .guard_start import may_start
+    from .recovery.guard_check import may_start
 
     return may_start(Path(words[0]), words[1])
 
 
 def _unlock(words: list[str]) -> int:
-    from .unlocking import unlock
+    from .run.unlock import unlock
 
     return unlock(Path(words[0]), float(words[1]))

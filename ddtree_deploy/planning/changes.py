@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_deploy.inputs.values import format_duration
-from ddtree_deploy.onhost.protocol import FileState
+from ddtree_deploy.inputs.yaml.values import format_duration
+from ddtree_deploy.onhost.wire.protocol import FileState
 from ddtree_deploy.text import safe, size
 
 _MAX_DIFF_LINES = 400

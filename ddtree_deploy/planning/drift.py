@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_deploy.errors import DriftError
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import FileState
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import FileState
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import zlib
 from dataclasses import dataclass
 
 from ddtree_deploy.inputs.payload import Item, Payload
-from ddtree_deploy.onhost import patch
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import FileState
+from ddtree_deploy.onhost.staging import patch
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import FileState
 from ddtree_deploy.planning import drift
 from ddtree_deploy.planning.changes import content_of, diff
 from ddtree_deploy.planning.drift import Live

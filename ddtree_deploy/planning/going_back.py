@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.drift import owned
 
 BASE = "base"  # what was before our first rollout

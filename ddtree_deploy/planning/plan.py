@@ -18,8 +18,8 @@ from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload, Variant
 from ddtree_deploy.inputs.playbook import Playbook, expect_action
-from ddtree_deploy.onhost.facts_format import Facts, Release
-from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, to_dict
+from ddtree_deploy.onhost.wire.facts import Facts, Release
+from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning import going_back
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.drift import check

@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 from ddtree_deploy.errors import DriftError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Item, Variant
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import FileState, Target
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import FileState, Target
 from ddtree_deploy.planning.changes import FileChange, content_of, diff
 from ddtree_deploy.planning.drift import Live, check, identity, in_words, live, owned
 from ddtree_deploy.planning.variants import file_state

@@ -6,7 +6,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.plan import (
     NothingToDo,
     PlanResult,

@@ -8,8 +8,8 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Check, Payload
 from ddtree_deploy.inputs.playbook import Playbook, Step
-from ddtree_deploy.inputs.yamlfile import suggest
-from ddtree_deploy.onhost.protocol import Service, StepSpec
+from ddtree_deploy.inputs.yaml.document import suggest
+from ddtree_deploy.onhost.wire.protocol import Service, StepSpec
 
 # These need a server to talk to; on a host without one the runner skips them, saying so.
 SERVICE_STEPS = ("baseline", "stop", "start", "health", "tokens", "acceptance", "benchmark", "soak")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddtree_deploy.errors import DriftError
 from ddtree_deploy.inputs.payload import Payload, Variant
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import FileState
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import FileState
 from ddtree_deploy.planning.drift import live, owned
 
 PACKAGE = "sglang"

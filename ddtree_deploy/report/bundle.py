@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
+from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.report import journal
 from ddtree_deploy.report.measurements import measurements
 from ddtree_deploy.running.record import FOLDER

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddtree_deploy.onhost.agreement import Continuation, judge_tokens
+from ddtree_deploy.onhost.judge.agreement import Continuation, judge_tokens
 
 
 def measurements(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:

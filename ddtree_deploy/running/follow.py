@@ -12,7 +12,7 @@ from typing import Any
 
 from ddtree_deploy.errors import ContactLost, DeployError, RollbackIncomplete, TransportError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.protocol import HEARTBEAT_S
+from ddtree_deploy.onhost.wire.protocol import HEARTBEAT_S
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.remote import Cargo, explain_exec, parse_event
 from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded, transport_error

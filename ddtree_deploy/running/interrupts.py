@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from types import FrameType, TracebackType
 
-from ddtree_deploy.signals import SIGNALS
+from ddtree_deploy.running.signals import SIGNALS
 
 
 class Interrupts:

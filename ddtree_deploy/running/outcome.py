@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ddtree_deploy import again
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.running import next_command
 
 MEANING = {
     0: "passed",
@@ -45,7 +45,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the exit code's meaning."""
         fields = asdict(self)
-        fields["next_command"] = again.typed(self.next_command)
+        fields["next_command"] = next_command.typed(self.next_command)
         return {**fields, "meaning": meaning(self.exit_code)}
 
     @classmethod

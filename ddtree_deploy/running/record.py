@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddtree_deploy.errors import ContactLost, InputError
-from ddtree_deploy.onhost.command_line import masked
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import Plan, to_dict
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.masking import masked
+from ddtree_deploy.onhost.wire.protocol import Plan, to_dict
 
 FOLDER = ".ddtree-deploy"
 CONTACT_LOST = ContactLost.exit_code

@@ -8,8 +8,8 @@ from typing import Any
 
 from ddtree_deploy.errors import ContactLost
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import STATE_BROKEN
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import STATE_BROKEN
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.remote import parse_event, run_dir_of
 from ddtree_deploy.ssh import Link, Stream

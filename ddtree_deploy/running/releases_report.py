@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning import going_back
 from ddtree_deploy.text import safe
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost import codecache
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import (
+from ddtree_deploy.onhost.state import codecache
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import (
     FACTS_MARK,
     PROTOCOL,
     SOURCES_MARK,

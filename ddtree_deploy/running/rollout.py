@@ -19,8 +19,8 @@ from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupte
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import STATE_UNTOUCHED
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.signature import NAMESPACE, message
+from ddtree_deploy.onhost.wire.protocol import SIGNATURE_NAMESPACE, signed_message
 
 SIGN_S = 120.0  # somebody may have to type a passphrase, or to touch a key
 
@@ -17,9 +17,11 @@ def sign(host: Host, key: Path, digest: str) -> str:
 
     Raises InputError naming `sign_with` when it cannot be made.
     """
-    words = ["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE]
+    words = ["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", SIGNATURE_NAMESPACE]
     try:
-        done = subprocess.run(words, input=message(digest), capture_output=True, timeout=SIGN_S, check=False)
+        done = subprocess.run(
+            words, input=signed_message(digest), capture_output=True, timeout=SIGN_S, check=False
+        )
         problem = "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
     except FileNotFoundError:
         problem = "there is no ssh-keygen here"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
-from ddtree_deploy.onhost.facts_format import Facts
+from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.drift_report import live_files
 from ddtree_deploy.text import safe
 

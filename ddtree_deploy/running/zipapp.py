@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree_deploy.onhost.protocol import SOURCES_MARK, FactsRequest, to_dict
+from ddtree_deploy.onhost.wire.protocol import SOURCES_MARK, FactsRequest, to_dict
 
 SOURCE = Path(__file__).parents[1] / "onhost"
 # Zip files cannot say "no time"; the same sources must give the same bytes.
@@ -25,11 +25,11 @@ _MAIN = """\
 import sys
 
 if sys.argv[1:2] == ["guard"] and len(sys.argv) == 4:  # the service waits, so nothing else is imported
-    from onhost import held
+    from onhost.state import held
     if held.starts_the_service(sys.argv[2]):
         sys.exit(0)
 
-from onhost import codecache
+from onhost.state import codecache
 
 codecache.use({digest!r})
 from onhost.main import main
@@ -63,19 +63,19 @@ class _Memory(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 _MEMORY = _Memory()
 sys.meta_path.insert(0, _MEMORY)
 sys.dont_write_bytecode = True
-from onhost import codecache, layout
+from onhost.state import codecache, layout
 _COMPILED = codecache.use_in(layout.state_dir({state_dir!r}), {digest!r})
 _REQUEST, _AHEAD = None, b""
 if not _COMPILED:
     _REQUEST, _AHEAD = take({request}), take({ahead})
     print("\\n" + {mark!r}, flush=True)
     _SOURCES.update(json.loads(zlib.decompress(take({length}))))
-from onhost import site_probe
+from onhost.facts import site_probe
 with site_probe.begin(sys.executable, {package!r}) as begun:  # it works while the rest is imported
-    from onhost.facts import main
+    from onhost.facts.gather import main
     status = main((_REQUEST or take({request})).decode(), begun)
 if not status:
-    from onhost.boot import wait
+    from onhost.entry.boot import wait
     status = wait(_AHEAD, {ahead}, None if _COMPILED else _MEMORY)
 sys.exit(status)
 """
@@ -142,8 +142,8 @@ class Program:
 def _facts_sources() -> tuple[str, bytes]:
     """The modules that facts need: those that come at once, and the rest, compressed. Equal for all hosts."""
     modules = _modules()
-    first = _closure("onhost.codecache", modules) | _closure("onhost.layout", modules)
-    whole = _closure("onhost.facts", modules) | _closure("onhost.boot", modules)
+    first = _closure("onhost.state.codecache", modules) | _closure("onhost.state.layout", modules)
+    whole = _closure("onhost.facts.gather", modules) | _closure("onhost.entry.boot", modules)
     rest = {name: value for name, value in whole.items() if name not in first}
     return json.dumps(first), zlib.compress(json.dumps(rest).encode(), 9)
 

@@ -28,7 +28,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from ddtree_deploy.onhost import bytecode, tree
+from ddtree_deploy.onhost.venv import bytecode, tree
 from ddtree_deploy.sandbox import up
 
 WORKER = "sglang_ddtree/ddtree_worker.py"

@@ -13,8 +13,8 @@ from ddtree_deploy.ssh.errors import reason_of, transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
 from ddtree_deploy.ssh.library import UnknownKeyType, paramiko, ssh_exception
 from ddtree_deploy.ssh.stream import Watchdog
+from ddtree_deploy.ssh.tcp import bounded
 from ddtree_deploy.ssh.transport import SIGN_S, AgentSilent, Transport
-from ddtree_deploy.tcp import bounded
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 # sshd ends a connection after six refused keys (MaxAuthTries) or fewer, so a full agent needs several.

@@ -18,9 +18,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from ddtree_deploy import tcp
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
-from ddtree_deploy.ssh import become, known_hosts
+from ddtree_deploy.ssh import become, known_hosts, tcp
 from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name

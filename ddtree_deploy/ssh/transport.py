@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddtree_deploy.ssh.library import AuthOnlyHandler, ServiceRequestingTransport, paramiko
-from ddtree_deploy.tcp import IDENTIFICATION, bounded
+from ddtree_deploy.ssh.tcp import IDENTIFICATION, bounded
 
 SIGN_S = 60.0  # an agent may ask for a touch, or for a word
 

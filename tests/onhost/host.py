@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_deploy import onhost
-from ddtree_deploy.onhost import layout, tree
-from ddtree_deploy.onhost.journal import read
-from ddtree_deploy.onhost.protocol import Plan, StepSpec, Target, to_dict
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state.journal import read
+from ddtree_deploy.onhost.venv import tree
+from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec, Target, to_dict
 
 DEADLINE_S = 60.0
 UPSTREAM = "def algorithm():\n    return 'chain'\n\n\ndef untouched():\n    return 1\n"
@@ -294,7 +295,7 @@ class Host:
     def kill_runner(self, run: str) -> None:
         """SIGKILL, and wait until its lock is free."""
         os.kill(self.runner_pid(run), signal.SIGKILL)
-        from ddtree_deploy.onhost.held import is_held
+        from ddtree_deploy.onhost.state.held import is_held
 
         until(lambda: not is_held(self.run_dir(run) / layout.ALIVE))
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from ddtree_deploy.onhost import steps
 from ddtree_deploy.onhost.context import Context
-from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.protocol import Launch, Plan, Service, StepSpec
-from ddtree_deploy.onhost.service import ServiceControl, control
-from ddtree_deploy.onhost.service.spawn import MARK
-from ddtree_deploy.onhost.undo import undo_all
+from ddtree_deploy.onhost.run.undo import undo_all
+from ddtree_deploy.onhost.service.base import ServiceControl
+from ddtree_deploy.onhost.service.kind import control
+from ddtree_deploy.onhost.service.process.spawn import MARK
+from ddtree_deploy.onhost.state.journal import Journal, read
+from ddtree_deploy.onhost.wire.protocol import Launch, Plan, Service, StepSpec
 
 FAKE = Path(__file__).parent.parent / "lab" / "fake_sglang.py"
 PORTS = range(31300, 31400)

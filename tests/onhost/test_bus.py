@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import brief
-from ddtree_deploy.onhost.service import bus, systemctl
+from ddtree_deploy.onhost.programs import bounded, dbus, systemctl
 
 RETURN, ERROR, SIGNAL = 2, 3, 4
 
@@ -69,7 +68,7 @@ def systemd(path: Path, *turns: Callable[[socket.socket], None]) -> Iterator[lis
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(bus, "SOCKET", str(tmp_path / "private"))
+    monkeypatch.setattr(dbus, "SOCKET", str(tmp_path / "private"))
     return tmp_path / "private"
 
 
@@ -88,7 +87,7 @@ def test_properties_of_every_type_come_as_systemctl_writes_them(path: Path) -> N
     with systemd(
         path, lambda peer: peer.sendall(b"OK 1234\r\n" + message(SIGNAL, 0, b"") + refused + answers)
     ):
-        found = bus.show("my-unit@1.service", names, seconds=30)
+        found = dbus.show("my-unit@1.service", names, seconds=30)
     assert found == {
         "ActiveState": "active",
         "MainPID": "4711",
@@ -108,22 +107,22 @@ def test_two_looks_that_differ_are_looked_at_again(path: Path) -> None:
         peer.sendall(b"".join(message(RETURN, n, b"\x01s\0\0" + text(next(states))) for n in (1, 2)))
 
     with systemd(path, look, look):
-        assert bus.show("u.service", ["ActiveState"], seconds=30) == {"ActiveState": "active"}
+        assert dbus.show("u.service", ["ActiveState"], seconds=30) == {"ActiveState": "active"}
 
 
 def test_the_unit_is_named_as_the_bus_names_it(path: Path) -> None:
     loaded = b"\x01s\0\0" + text("loaded")
     answer = b"OK 1\r\n" + message(RETURN, 1, loaded) + message(RETURN, 2, loaded)
     with systemd(path, lambda peer: peer.sendall(answer)) as seen:
-        bus.show("a-b@c.service", ["LoadState"], seconds=30)
+        dbus.show("a-b@c.service", ["LoadState"], seconds=30)
     assert b"/org/freedesktop/systemd1/unit/a_2db_40c_2eservice\0" in seen[1]
     assert b"org.freedesktop.systemd1.Unit\0" in seen[1] and b"LoadState\0" in seen[1]
 
 
 def test_what_systemd_refuses_is_said_in_its_words(path: Path) -> None:
     answer = b"OK 1\r\n" + message(ERROR, 1, text("Unit nope.service not found."))
-    with systemd(path, lambda peer: peer.sendall(answer)), pytest.raises(bus.Refused, match="not found"):
-        bus.manage("StartUnit", "nope.service", "replace", seconds=30)
+    with systemd(path, lambda peer: peer.sendall(answer)), pytest.raises(dbus.Refused, match="not found"):
+        dbus.manage("StartUnit", "nope.service", "replace", seconds=30)
     path.unlink()
     with (
         systemd(path, lambda peer: peer.sendall(answer)),
@@ -150,8 +149,8 @@ LONG = b"".join(message(RETURN, n, b"\x01s\0\0" + struct.pack("<I", 1 << 30)) fo
     ],
 )
 def test_an_answer_that_is_none_is_a_bus_error(path: Path, answer: bytes) -> None:
-    with systemd(path, lambda peer: peer.sendall(answer)), pytest.raises(bus.BusError):
-        bus.show("u.service", ["SubState"], seconds=30)
+    with systemd(path, lambda peer: peer.sendall(answer)), pytest.raises(dbus.BusError):
+        dbus.show("u.service", ["SubState"], seconds=30)
 
 
 def test_where_nobody_answers_systemctl_is_asked(
@@ -174,8 +173,8 @@ def test_where_nobody_answers_systemctl_is_asked(
 def test_it_is_bounded_by_itself_and_by_the_step(path: Path) -> None:
     over = threading.Event()
     with systemd(path, lambda peer: over.wait(60) and None):  # type: ignore[func-returns-value]
-        with pytest.raises(bus.BusError):
-            bus.show("u.service", ["User"], seconds=0.3)
+        with pytest.raises(dbus.BusError):
+            dbus.show("u.service", ["User"], seconds=0.3)
         over.set()
     path.unlink()
     over.clear()
@@ -189,6 +188,6 @@ def test_it_is_bounded_by_itself_and_by_the_step(path: Path) -> None:
 
     until = time.monotonic() + 0.3
     with systemd(path, lambda peer: over.wait(60) and None):  # type: ignore[func-returns-value]
-        with pytest.raises(Over), brief.watched(check):
-            bus.show("u.service", ["User"], seconds=60)
+        with pytest.raises(Over), bounded.watched(check):
+            dbus.show("u.service", ["User"], seconds=60)
         over.set()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import codecache
-from ddtree_deploy.onhost.protocol import PROTOCOL, SOURCES_MARK, FactsRequest
+from ddtree_deploy.onhost.state import codecache
+from ddtree_deploy.onhost.wire.protocol import PROTOCOL, SOURCES_MARK, FactsRequest
 from ddtree_deploy.running import zipapp
 
 FACTS = "def main(text, begun): print('from the cache'); return 7"
@@ -51,7 +51,7 @@ def test_the_second_start_compiles_no_more_than_the_way_to_the_cache(
     file = stored(runner, monkeypatch)
     assert file.stat().st_mode & 0o777 == 0o600
     codes = codecache.load(str(file))
-    assert {"onhost", "onhost.main", "onhost.runner", "onhost.steps.install"} <= set(codes)
+    assert {"onhost", "onhost.main", "onhost.run.runner", "onhost.steps.install"} <= set(codes)
     codes["onhost.main"] = (
         False,
         marshal.dumps(compile("def main(argv): print('from the cache'); return 7", "m", "exec")),
@@ -110,7 +110,7 @@ def test_facts_use_the_cache_and_answer_the_same(runner: Path, monkeypatch: pyte
     keys = [json.loads(done.stdout.split(b"DDTREE-FACTS ")[-1]).keys() for done in (plain, cached)]
     assert keys[0] == keys[1] and not plain.stderr and not cached.stderr
     codes = codecache.load(str(file))
-    codes["onhost.facts"] = (False, marshal.dumps(compile(FACTS, "m", "exec")))
+    codes["onhost.facts.gather"] = (False, marshal.dumps(compile(FACTS, "m", "exec")))
     rewrite(file, codes)
     done = subprocess.run(argv, input=program.request, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (7, b"from the cache\n")

@@ -16,13 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy.onhost import bytecode, layout, recover, releases, runner, tree
 from ddtree_deploy.onhost.context import Context
-from ddtree_deploy.onhost.disk import Disk
-from ddtree_deploy.onhost.files import Files
-from ddtree_deploy.onhost.journal import read
-from ddtree_deploy.onhost.lock import FileLock, SiteLock
-from ddtree_deploy.onhost.protocol import Plan, StepSpec, Target, to_dict
+from ddtree_deploy.onhost.recovery import orphans
+from ddtree_deploy.onhost.run import runner
+from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state.journal import read
+from ddtree_deploy.onhost.state.lock import FileLock, SiteLock
+from ddtree_deploy.onhost.venv import bytecode, tree
+from ddtree_deploy.onhost.venv.disk import Disk
+from ddtree_deploy.onhost.venv.files import Files
+from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec, Target, to_dict
 
 from .host import sha, tar
 
@@ -144,9 +147,9 @@ class Site:
         lock.acquire("recovery", "me", "recover")
         alive = FileLock(self.site_dir / "runs" / run / layout.ALIVE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recover, "FileLock", lambda path: alive)
+            patch.setattr(orphans, "FileLock", lambda path: alive)
             try:
-                return recover.run_recovery(self.site_dir / "runs" / run, lock.fd)
+                return orphans.run_recovery(self.site_dir / "runs" / run, lock.fd)
             finally:  # what the end of the process does
                 alive.release()
                 lock._lock.release()

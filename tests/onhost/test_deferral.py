@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import brief, deferral, follow, layout, recover, releases, tree
 from ddtree_deploy.onhost.context import StepFailed
-from ddtree_deploy.onhost.journal import read
-from ddtree_deploy.onhost.service import systemctl
+from ddtree_deploy.onhost.programs import bounded, systemctl
+from ddtree_deploy.onhost.recovery import deferral, orphans
+from ddtree_deploy.onhost.run import follow
+from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state.journal import read
 from ddtree_deploy.onhost.steps import unlock
+from ddtree_deploy.onhost.venv import tree
 
 from .test_crash import WANTED, Site
 
@@ -40,7 +43,7 @@ def test_the_run_is_left_as_it_is_and_is_an_orphan(deferred: tuple[Site, Path, d
     assert events[-1]["e"] == "deferred" and "undone when it boots" in events[-1]["text"]
     assert not [e for e in events if e["e"] in ("end", "undo")]
     assert tree.changes(before, site.snapshot()) != []
-    assert recover.orphans(site.site_dir) == [run_dir.name]
+    assert orphans.orphans(site.site_dir) == [run_dir.name]
 
 
 def test_the_recovery_undoes_and_does_not_blame_the_payload(
@@ -100,7 +103,7 @@ def test_a_manager_that_does_not_answer_is_asked_again(
     answers = iter(said)
     monkeypatch.setattr(systemctl, "BOOTED", tmp_path)
     monkeypatch.setattr(
-        brief, "call", lambda argv, **more: subprocess.CompletedProcess(argv, 1, f"{next(answers)}\n", "")
+        bounded, "call", lambda argv, **more: subprocess.CompletedProcess(argv, 1, f"{next(answers)}\n", "")
     )
     assert systemctl.stopping() is down
     assert not list(answers)
@@ -108,5 +111,5 @@ def test_a_manager_that_does_not_answer_is_asked_again(
 
 def test_without_systemd_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemctl, "BOOTED", tmp_path / "none")
-    monkeypatch.setattr(brief, "call", lambda argv, **more: pytest.fail("asked"))
+    monkeypatch.setattr(bounded, "call", lambda argv, **more: pytest.fail("asked"))
     assert not systemctl.stopping()

@@ -10,8 +10,8 @@ from typing import Any
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import inventory
-from ddtree_deploy.onhost.facts_format import Facts
-from ddtree_deploy.onhost.protocol import FACTS_MARK, SOURCES_MARK, FactsRequest, from_dict
+from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.protocol import FACTS_MARK, SOURCES_MARK, FactsRequest, from_dict
 from ddtree_deploy.running.remote import explain_exec
 from ddtree_deploy.running.zipapp import facts_program
 
@@ -146,7 +146,7 @@ def test_a_request_of_another_version_is_refused_in_one_line(host: Host) -> None
 
 
 def test_the_fingerprint_has_cuda_driver_and_all_distributions(tmp_path: Path) -> None:
-    from ddtree_deploy.onhost import host_facts, site_facts
+    from ddtree_deploy.onhost.facts import host_facts, site_facts
 
     torch = tmp_path / "torch"
     torch.mkdir()

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy.onhost import bytecode, tree
-from ddtree_deploy.onhost.disk import Disk
-from ddtree_deploy.onhost.files import Files, FilesError, sha256
+from ddtree_deploy.onhost.venv import bytecode, tree
+from ddtree_deploy.onhost.venv.disk import Disk
+from ddtree_deploy.onhost.venv.files import Files, FilesError, sha256
 
 
 @pytest.fixture

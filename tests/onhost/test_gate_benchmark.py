@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import greedy, measure
 from ddtree_deploy.onhost.context import Context, StepFailed
-from ddtree_deploy.onhost.protocol import Launch, StepSpec
+from ddtree_deploy.onhost.measure import bench_rounds, greedy
+from ddtree_deploy.onhost.wire.protocol import Launch, StepSpec
 
 from .serving_support import Lab, do, journal_text, lab_at, launch, of
 
@@ -149,9 +149,9 @@ def test_equal_counts_are_equal_and_a_ratio_may_be_allowed(lab: Lab) -> None:
 
 def test_a_long_benchmark_tells_how_long_it_takes_yet(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(measure.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(bench_rounds.time, "monotonic", lambda: clock[0])
     ctx = lab.context(lab.service(), "benchmark")
-    follow = measure._Follow(ctx, measure.Bench(num_prompts=4))
+    follow = bench_rounds._Follow(ctx, bench_rounds.Bench(num_prompts=4))
     told = []
     for number, seconds in enumerate([2.0, 10.0, 10.0, 10.0], 1):  # the warm-up is shorter
         follow.line(f"DDTREE-BENCH round {number} of 4")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed, StepSkipped
-from ddtree_deploy.onhost.protocol import StepSpec
 from ddtree_deploy.onhost.service.ready import Progress, loading
 from ddtree_deploy.onhost.steps import unlock
+from ddtree_deploy.onhost.wire.protocol import StepSpec
 
 from .serving_support import Lab, do, journal_text, lab_at, launch, of, port_open, until
 

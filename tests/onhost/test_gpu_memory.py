@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import gpu_memory
 from ddtree_deploy.onhost.context import Context, StepFailed
-from ddtree_deploy.onhost.journal import Journal
-from ddtree_deploy.onhost.protocol import Plan, StepSpec
+from ddtree_deploy.onhost.service import gpu_memory
+from ddtree_deploy.onhost.state.journal import Journal
+from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec
 
 SCRIPT = """#!/bin/sh
 cd "$(dirname "$0")"

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import guard_start, held, layout
-from ddtree_deploy.onhost.journal import Journal
-from ddtree_deploy.onhost.lock import SiteLock
 from ddtree_deploy.onhost.main import main
-from ddtree_deploy.onhost.service import unitfile
+from ddtree_deploy.onhost.recovery import guard_check
+from ddtree_deploy.onhost.service.systemd import unitfile
+from ddtree_deploy.onhost.state import held, layout
+from ddtree_deploy.onhost.state.journal import Journal
+from ddtree_deploy.onhost.state.lock import SiteLock
 from ddtree_deploy.running import zipapp
 
 UNIT = "sglang.service"
@@ -29,8 +30,8 @@ def site(tmp_path: Path) -> Path:
 def restarts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The units that were started anew; the start that asked for it is refused at once, not killed."""
     asked: list[str] = []
-    monkeypatch.setattr(guard_start.systemctl, "run", lambda *words: asked.append(words[-1]))
-    monkeypatch.setattr(guard_start, "KILLED_S", 0.0)
+    monkeypatch.setattr(guard_check.systemctl, "run", lambda *words: asked.append(words[-1]))
+    monkeypatch.setattr(guard_check, "KILLED_S", 0.0)
     return asked
 
 
@@ -47,7 +48,7 @@ def dead_run(site: Path, *more: dict[str, object]) -> Path:
 
 
 def test_with_nothing_at_work_a_start_passes(site: Path, restarts: list[str]) -> None:
-    assert guard_start.may_start(site, UNIT) == 0
+    assert guard_check.may_start(site, UNIT) == 0
     assert restarts == []
 
 
@@ -55,7 +56,7 @@ def test_a_start_that_the_run_asked_for_passes(site: Path, restarts: list[str]) 
     lock = SiteLock(site)
     lock.acquire("run", "me", "rollout")
     lock.starts(True)
-    assert guard_start.may_start(site, UNIT) == 0
+    assert guard_check.may_start(site, UNIT) == 0
     assert main(["guard", str(site), UNIT]) == 0
     lock.release()
     assert restarts == []
@@ -69,7 +70,9 @@ def test_a_start_that_the_run_asked_for_waits_for_no_module_of_ours(site: Path, 
     argv = [sys.executable, "-I", "-S", "-X", "importtime", str(runner), "guard", str(site), UNIT]
     lock.starts(True)
     done = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=300, check=True)
-    assert [line.split()[-1] for line in done.stderr.splitlines() if "onhost." in line] == ["onhost.held"]
+    assert [line.split()[-1] for line in done.stderr.splitlines() if "onhost." in line] == [
+        "onhost.state.held"
+    ]
     lock.starts(False)
     with subprocess.Popen([*argv[:3], *argv[5:]], stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout
@@ -95,7 +98,7 @@ def test_any_other_start_waits_and_is_then_made_anew(site: Path, restarts: list[
     lock.starts(True)
     lock.starts(False)
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(guard_start.may_start(site, UNIT)))
+    thread = threading.Thread(target=lambda: codes.append(guard_check.may_start(site, UNIT)))
     thread.start()
     thread.join(0.3)
     assert thread.is_alive() and not codes
@@ -121,8 +124,8 @@ def test_a_dead_run_is_recovered_before_the_start(
         journal.close()
         return True
 
-    monkeypatch.setattr(guard_start, "_recover", recover)
-    assert guard_start.may_start(site, UNIT) == 1
+    monkeypatch.setattr(guard_check, "_recover", recover)
+    assert guard_check.may_start(site, UNIT) == 1
     assert (recovered, restarts) == ([run_dir], [UNIT])
 
 
@@ -137,8 +140,8 @@ def test_a_recovery_that_failed_is_not_tried_again_in_the_same_boot(
     boot = layout.boot_id() if this_boot else "another"
     dead_run(site, {"event": "recover", "boot_id": boot}, {"event": "end", "exit": 3})
     tried: list[Path] = []
-    monkeypatch.setattr(guard_start, "_recover", lambda site_dir, run: tried.append(run))
-    assert guard_start.may_start(site, UNIT) == 1
+    monkeypatch.setattr(guard_check, "_recover", lambda site_dir, run: tried.append(run))
+    assert guard_check.may_start(site, UNIT) == 1
     assert len(tried) == (0 if this_boot else 1) and restarts == []
     assert "ddtree-deploy recover" in capfd.readouterr().err
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import releases, runner, steps
+from ddtree_deploy.onhost import steps
 from ddtree_deploy.onhost.context import Context, StepFailed
-from ddtree_deploy.onhost.journal import read
-from ddtree_deploy.onhost.protocol import StepSpec
+from ddtree_deploy.onhost.run import runner
+from ddtree_deploy.onhost.state import releases
+from ddtree_deploy.onhost.state.journal import read
+from ddtree_deploy.onhost.wire.protocol import StepSpec
 
 from .serving_support import Lab, lab_at
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import launch, layout
-from ddtree_deploy.onhost.protocol import Plan, ProtocolError, StepSpec, Target, from_dict, to_dict
+from ddtree_deploy.onhost.entry import launch
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.wire.protocol import Plan, ProtocolError, StepSpec, Target, from_dict, to_dict
 
 from .test_crash import Site
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_deploy.onhost import command_line
-from ddtree_deploy.onhost.protocol import Launch
-from ddtree_deploy.onhost.service import unitfile
+from ddtree_deploy.onhost.service import command_line
+from ddtree_deploy.onhost.service.systemd import unitfile
+from ddtree_deploy.onhost.wire import masking
+from ddtree_deploy.onhost.wire.protocol import Launch
 
 SERVER = [
     "/v/bin/python3",
@@ -71,10 +72,10 @@ def test_secrets_are_masked_and_lookalikes_are_not() -> None:
         "--tokenizer-path",
         "/t",
     ]
-    text = " ".join(command_line.mask_argv(argv, ["/m"]))
+    text = " ".join(masking.mask_argv(argv, ["/m"]))
     assert "s3cret" not in text
     assert "--max-total-tokens 4096" in text and "--tokenizer-path /t" in text
-    assert command_line.secret_values(argv, {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false"}) == {
+    assert masking.secret_values(argv, {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false"}) == {
         "s3cret-a",
         "s3cret-b",
         "hf_x",

@@ -16,12 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy.onhost import archive, detach, layout, releases, signals
 from ddtree_deploy.onhost.context import Context, UndoFailed
-from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.protocol import Plan, StepSpec
+from ddtree_deploy.onhost.programs import detach
+from ddtree_deploy.onhost.run import interruption
+from ddtree_deploy.onhost.staging import archive
+from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.steps import install
-from ddtree_deploy.onhost.text import escape
+from ddtree_deploy.onhost.wire.masking import escape
+from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec
 
 from .host import sha, tar, until
 
@@ -62,6 +65,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
         (b"no tar at all", "not a readable tar.gz"),
         (tar({"blobs/x": "x" * 100_000})[:-50], "not a readable tar.gz"),
     ],
+    ids=["absolute", "above", "dots", "empty part", "symlink", "hard link", "device", "fifo", "no tar", "cut"],
 )
 def test_an_archive_is_not_trusted(tmp_path: Path, data: bytes, why: str) -> None:
     path = tmp_path / "a" / "payload.tar.gz"
@@ -234,8 +238,8 @@ def ctx(tmp_path: Path) -> Context:
 def test_a_silent_controller_interrupts_where_the_plan_says_so(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "HEARTBEAT_LOST_S", 0.5)
-    with signals.Interruption(ctx, ctx.run_dir):
+    monkeypatch.setattr(interruption, "HEARTBEAT_LOST_S", 0.5)
+    with interruption.Interruption(ctx, ctx.run_dir):
         assert ctx.stop_event.wait(30)
     assert "controller is gone" in ctx.interrupted_by
 
@@ -243,15 +247,15 @@ def test_a_silent_controller_interrupts_where_the_plan_says_so(
 def test_a_controller_that_is_heard_does_not(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock of our own: at each look almost as much time has passed as may pass."""
     now = 0.0
-    monkeypatch.setattr(signals, "time", types.SimpleNamespace(monotonic=lambda: now))
-    watcher = signals.Interruption(ctx, ctx.run_dir)
+    monkeypatch.setattr(interruption, "time", types.SimpleNamespace(monotonic=lambda: now))
+    watcher = interruption.Interruption(ctx, ctx.run_dir)
     looked = 0
     stamps = iter(range(1, 1000))
 
     def stamp() -> int:
         nonlocal looked, now
         looked += 1
-        now += signals.HEARTBEAT_LOST_S - 1
+        now += interruption.HEARTBEAT_LOST_S - 1
         return next(stamps) if looked < 4 else 4
 
     monkeypatch.setattr(watcher, "_stamp", stamp)
@@ -263,7 +267,7 @@ def test_a_controller_that_is_heard_does_not(ctx: Context, monkeypatch: pytest.M
 
 
 def test_a_signal_sets_the_event_without_taking_its_lock(ctx: Context) -> None:
-    with signals.Interruption(ctx, ctx.run_dir):
+    with interruption.Interruption(ctx, ctx.run_dir):
         with ctx.stop_event._cond:  # type: ignore[attr-defined]  # what a main thread inside wait() holds
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_deploy.onhost.patch import PatchError, apply
+from ddtree_deploy.onhost.staging.patch import PatchError, apply
 
 BASE = b"".join(b"line %d\n" % n for n in range(1, 21))
 

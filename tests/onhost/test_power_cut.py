@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import layout, releases, tree
-from ddtree_deploy.onhost.disk import Disk
-from ddtree_deploy.onhost.journal import read
+from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state.journal import read
+from ddtree_deploy.onhost.venv import tree
+from ddtree_deploy.onhost.venv.disk import Disk
 
 from .test_crash import WANTED, Crash, Site, disk
 

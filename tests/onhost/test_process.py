@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed
-from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.process import kill_marked, run_process
-from ddtree_deploy.onhost.protocol import Plan, StepSpec
+from ddtree_deploy.onhost.programs.process import kill_marked, run_process
+from ddtree_deploy.onhost.state.journal import Journal, read
+from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec
 
 MIB = 1024 * 1024
 
@@ -101,7 +101,7 @@ def test_as_root_it_runs_as_the_user_asked_for(ctx: Context) -> None:
 
 
 def test_a_full_disk_costs_the_log_but_not_the_verdict(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddtree_deploy.onhost import process
+    from ddtree_deploy.onhost.programs import process
 
     monkeypatch.setattr(process, "LOG_LIMIT", 10)
     done = run_process(ctx, ["/bin/sh", "-c", "seq 100"])

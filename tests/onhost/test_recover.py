@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import layout, recover
-from ddtree_deploy.onhost.journal import Journal, read
-from ddtree_deploy.onhost.lock import FileLock, Held, SiteLock
+from ddtree_deploy.onhost.recovery import orphans
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state.journal import Journal, read
+from ddtree_deploy.onhost.state.lock import FileLock, Held, SiteLock
 
 # Stands for the run's own runner: a recovery that is killed as often as the file beside it says.
 RUNNER = """
@@ -47,11 +48,11 @@ def test_a_recovery_that_is_killed_begins_anew_some_times(tmp_path: Path, kills:
     lock = SiteLock(tmp_path)
     lock.acquire("run", "me", "recover")
     seen: list[dict[str, Any]] = []
-    found, reason = recover.by_its_own_runner(run_dir, lock.fd, seen.append)
+    found, reason = orphans.by_its_own_runner(run_dir, lock.fd, seen.append)
     lock.release()
     assert found == code, reason
     assert [e["e"] for e in seen] == [e["e"] for e in read(run_dir / layout.JOURNAL)[0][1:]]
-    assert [e["e"] for e in seen].count("recover") == min(kills + 1, recover.ATTEMPTS)
+    assert [e["e"] for e in seen].count("recover") == min(kills + 1, orphans.ATTEMPTS)
     assert ("its runner ended with -9" in reason) == (code == 3)
 
 
@@ -61,17 +62,17 @@ def test_a_run_that_died_on_its_way_to_the_lock_is_an_orphan_and_one_that_waits_
     run_dir = dead_run(tmp_path, 0)
     waiting = FileLock(run_dir / layout.ALIVE)
     assert waiting.acquire()
-    assert recover.orphans(tmp_path) == []
+    assert orphans.orphans(tmp_path) == []
     waiting.release()
-    assert recover.orphans(tmp_path) == [run_dir.name]
+    assert orphans.orphans(tmp_path) == [run_dir.name]
     (run_dir / layout.JOURNAL).unlink()  # not begun: a controller may be sending it
-    assert recover.orphans(tmp_path) == []
+    assert orphans.orphans(tmp_path) == []
     (run_dir / layout.PAYLOAD).write_bytes(b"half of it")
     launch = os.open(run_dir, os.O_RDONLY)
     fcntl.flock(launch, fcntl.LOCK_EX)
-    assert recover.orphans(tmp_path) == []
+    assert orphans.orphans(tmp_path) == []
     os.close(launch)
-    assert recover.orphans(tmp_path) == [run_dir.name], "the host went down in between"
+    assert orphans.orphans(tmp_path) == [run_dir.name], "the host went down in between"
 
 
 def test_who_takes_the_lock_removes_what_dead_writers_left_half_written(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import bytecode, facts, layout
-from ddtree_deploy.onhost.lock import read_owner
-from ddtree_deploy.onhost.protocol import StepSpec
+from ddtree_deploy.onhost.facts import gather
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state.lock import read_owner
+from ddtree_deploy.onhost.venv import bytecode
+from ddtree_deploy.onhost.wire.protocol import StepSpec
 
 from .host import DEADLINE_S, PATCHED, Host, Session, until
 
@@ -453,11 +455,11 @@ def test_a_run_whose_host_went_down_before_its_first_line_is_put_away(host: Host
         (folder / layout.PLAN).write_text(json.dumps(plan))
         (folder / layout.RESERVE).write_bytes(b"0")
     before = host.digest()
-    assert facts.orphan_facts(host.site_dir) is not None
+    assert gather.orphan_facts(host.site_dir) is not None
     code, said = host.recover()
     assert code == 0 and said[-1]["run"] == plan["run"], said
     assert said[-1]["reason"] == "nothing was changed (it had not begun)", said
-    assert facts.orphan_facts(host.site_dir) is None
+    assert gather.orphan_facts(host.site_dir) is None
     assert_as_before(host, before, plan["run"])
 
 
@@ -509,13 +511,13 @@ def test_secrets_are_in_no_log_and_not_kept_after_the_end(host: Host) -> None:
 
 
 def verdicts(host: Host) -> list[tuple[str, str]]:
-    from ddtree_deploy.onhost.releases import lines
+    from ddtree_deploy.onhost.state.releases import lines
 
     return [(line["action"], line["verdict"]) for line in lines(host.site_dir)]
 
 
 def test_a_failed_release_is_marked_bad_and_an_interrupted_one_is_not(host: Host) -> None:
-    from ddtree_deploy.onhost.releases import attempts
+    from ddtree_deploy.onhost.state.releases import attempts
 
     failed = host.rollout(steps=host.steps(command("/bin/false")))
     assert failed.end["exit"] == 1

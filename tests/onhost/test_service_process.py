@@ -14,9 +14,9 @@ import pytest
 
 from ddtree_deploy.onhost import service as services
 from ddtree_deploy.onhost.context import StepFailed, StepSkipped
-from ddtree_deploy.onhost.http import Endpoint, generate, server_info
-from ddtree_deploy.onhost.protocol import Launch, StepSpec
 from ddtree_deploy.onhost.service import proc, stopping
+from ddtree_deploy.onhost.service.sglang_api import Endpoint, generate, server_info
+from ddtree_deploy.onhost.wire.protocol import Launch, StepSpec
 
 from .serving_support import Lab, do, free_port, journal_text, lab_at, launch, of, port_open, undo, until
 
@@ -191,7 +191,7 @@ def test_requests_in_flight_are_drained(lab: Lab) -> None:
         target=lambda: made.append(len(generate(endpoint, "a long one", 16, seconds=60).tokens))
     )
     thread.start()
-    from ddtree_deploy.onhost.http import running_requests
+    from ddtree_deploy.onhost.service.sglang_api import running_requests
 
     until(lambda: running_requests(endpoint) == 1, "the request runs")
     do(ctx, "stop")
@@ -309,7 +309,7 @@ def test_a_pid_that_was_given_to_another_process_is_not_ours(lab: Lab) -> None:
 def test_limits_umask_and_affinity_survive(lab: Lab) -> None:
     import resource
 
-    from ddtree_deploy.onhost.service import spawn
+    from ddtree_deploy.onhost.service.process import spawn
 
     spec = spawn.of_process(os.getpid())
     assert tuple(spec.limits["RLIMIT_NOFILE"]) == resource.getrlimit(resource.RLIMIT_NOFILE)

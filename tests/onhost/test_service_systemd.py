@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost.context import StepFailed
-from ddtree_deploy.onhost.protocol import Launch
-from ddtree_deploy.onhost.service import base, unitfile
-from ddtree_deploy.onhost.service.systemd import DROP_IN, SystemdControl
+from ddtree_deploy.onhost.service.systemd import unitfile
+from ddtree_deploy.onhost.service.systemd.control import DROP_IN, SystemdControl
+from ddtree_deploy.onhost.state import durable
+from ddtree_deploy.onhost.wire.protocol import Launch
 
 from .serving_support import Lab, lab_at, of
 
@@ -148,7 +149,7 @@ def killed_while_writing(path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        base.replace(path, b"half", 0o644)
+        durable.replace(path, b"half", 0o644)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert [p.name for p in path.parent.glob(".ddtree*")], "nothing was left: the test proves nothing"
@@ -168,7 +169,7 @@ def test_what_a_killed_runner_left_beside_the_drop_in_goes_with_the_undo(host: H
     control.apply_launch(ctx)
     assert [p.name for p in host.drop_in.parent.iterdir()] == [host.drop_in.name]
     killed_while_writing(host.drop_in)
-    base.remove(host.drop_in)
+    durable.remove(host.drop_in)
     assert list(host.drop_in.parent.iterdir()) == []
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost import launch, layout, signature
-from ddtree_deploy.onhost.protocol import Plan, ProtocolError, to_dict
+from ddtree_deploy.onhost.entry import launch, signature
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.wire.protocol import Plan, ProtocolError, to_dict
 from ddtree_deploy.running.signing import sign
 
 from .test_crash import Site

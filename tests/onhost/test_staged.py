@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import farm
-from ddtree_deploy.onhost.staging import Wanted
+from ddtree_deploy.onhost.staging import overlay
+from ddtree_deploy.onhost.staging.stage import Wanted
 
 from .host import PATCHED, Host
 
@@ -58,7 +58,7 @@ def test_the_farm_is_the_package_with_the_staged_files(tmp_path: Path, site: Pat
         wanted(tmp_path, site / "single.py", "V = 'single'\n"),
     ]
     root = tmp_path / "farm"
-    links = farm.build(root, files, str(package), str(site))
+    links = overlay.build(root, files, str(package), str(site))
     assert links == 4  # pkg/__init__.py, pkg/other, pkg/a/__init__.py, pkg/a/b/__init__.py
     assert ask(root, site, "import pkg.other.far as m; print(m.V)") == "staged"
     assert ask(root, site, "import new, single; print(new.V, single.V)") == "new single"
@@ -71,7 +71,7 @@ def test_a_package_outside_site_packages_keeps_its_name(tmp_path: Path, site: Pa
     package.parent.mkdir(parents=True)
     (site / "pkg").rename(package)
     root = tmp_path / "farm"
-    farm.build(
+    overlay.build(
         root, [wanted(tmp_path, package / "a" / "b" / "deep.py", "V = 'staged'\n")], str(package), str(site)
     )
     assert ask(root, package.parent, "import pkg.other.far as m; print(m.V)") == "staged"

@@ -18,9 +18,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ddtree_deploy.onhost import bytecode, layout, recover, releases, tree
-from ddtree_deploy.onhost.journal import read
-from ddtree_deploy.onhost.protocol import Plan
+from ddtree_deploy.onhost.recovery import orphans
+from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state.journal import read
+from ddtree_deploy.onhost.venv import bytecode, tree
+from ddtree_deploy.onhost.wire.protocol import Plan
 
 from .test_crash import WANTED, Crash, Failing, Site, disk
 
@@ -86,7 +88,7 @@ class AnySequence(RuleBasedStateMachine):
         assert (live["release"] if live else None) == (self.live[-1] if self.live else None)
         assert self.site.leftovers() == []
         assert bytecode.stale([str(p) for p in self.site.site.rglob("*.py")]) == []
-        assert recover.orphans(self.site.site_dir) == []
+        assert orphans.orphans(self.site.site_dir) == []
 
     def _run(self, plan: Plan, wanted: dict[str, str | None], crash: int, *, after: bool) -> None:
         self.goal, self.dead = (plan, wanted), plan.run
@@ -125,8 +127,8 @@ TestAnySequenceEndsBeforeOrAfter = AnySequence.TestCase
 
 def test_the_machine_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an undo that does nothing, the same sequence is reported."""
-    monkeypatch.setattr("ddtree_deploy.onhost.undo.intents_by_step", lambda events: {})
-    monkeypatch.setattr("ddtree_deploy.onhost.runner.intents_by_step", lambda events: {})
+    monkeypatch.setattr("ddtree_deploy.onhost.run.undo.intents_by_step", lambda events: {})
+    monkeypatch.setattr("ddtree_deploy.onhost.run.runner.intents_by_step", lambda events: {})
     machine = AnySequence()
     try:
         machine.first({"a.py": "x = 1\n"})

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost import facts, layout
-from ddtree_deploy.onhost.held import LOCK, is_held
-from ddtree_deploy.onhost.lock import RECORD, SiteLock, read_owner, write_owner
+from ddtree_deploy.onhost.facts import gather
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state.held import LOCK, is_held
+from ddtree_deploy.onhost.state.lock import RECORD, SiteLock, read_owner, write_owner
 
 from .host import DEADLINE_S, Host, until
 from .test_runner import assert_as_before, command, go, up, waiting
@@ -70,7 +71,7 @@ def test_facts_wait_for_an_owner_that_has_not_said_who_it_is(host: Host) -> None
     session = host.launch(*host.plan(steps=host.steps(waiting(host))))
     up(session)
     owner = read_owner(host.site_dir)
-    assert facts.lock_facts(host.site_dir).run == session.run == owner["run"]
+    assert gather.lock_facts(host.site_dir).run == session.run == owner["run"]
     go(host)
     assert session.wait() == 0
 
@@ -83,11 +84,11 @@ def test_what_a_free_lock_says_is_of_the_past(tmp_path: Path) -> None:
     size = (tmp_path / LOCK).stat().st_size
     os.close(dead.fd)
     assert read_owner(tmp_path)["step"] == "install" and not is_held(tmp_path / LOCK)
-    assert facts.lock_facts(tmp_path) == facts.LockFacts()
+    assert gather.lock_facts(tmp_path) == gather.LockFacts()
     lock = SiteLock(tmp_path)
     lock.acquire("run2", "eve@desk", "rollback")
     lock.at_step("a step with a much longer name than any")
-    assert facts.lock_facts(tmp_path).run == "run2"
+    assert gather.lock_facts(tmp_path).run == "run2"
     assert (tmp_path / LOCK).stat().st_size == size == RECORD, "a full disk keeps nobody from saying it"
     lock.release()
     assert read_owner(tmp_path) == {}

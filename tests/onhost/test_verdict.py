@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddtree_deploy.onhost import verdict
-from ddtree_deploy.onhost.verdict import Judgement
+from ddtree_deploy.onhost.judge import verdict
+from ddtree_deploy.onhost.judge.verdict import Judgement
 
 
 @pytest.mark.parametrize(

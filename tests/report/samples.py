@@ -9,11 +9,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy.onhost import protocol
-from ddtree_deploy.onhost.agreement import Continuation, judge_acceptance, judge_tokens, worst_of
-from ddtree_deploy.onhost.protocol import Launch, Plan, Service, StepSpec, Target, to_dict
-from ddtree_deploy.onhost.speed_gate import Measurements, Round, judge
-from ddtree_deploy.onhost.stats import RestartSpread
+from ddtree_deploy.onhost.judge.agreement import Continuation, judge_acceptance, judge_tokens, worst_of
+from ddtree_deploy.onhost.judge.speed import Measurements, Round, judge
+from ddtree_deploy.onhost.judge.stats import RestartSpread
+from ddtree_deploy.onhost.wire import protocol
+from ddtree_deploy.onhost.wire.protocol import Launch, Plan, Service, StepSpec, Target, to_dict
 
 T0 = 1_795_000_000.0
 SITE = "/opt/sglang/lib/python3.12/site-packages"

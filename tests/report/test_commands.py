@@ -10,7 +10,7 @@ import typer
 
 from ddtree_deploy.commands import evidence
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import baselines
+from ddtree_deploy.inputs.references import baselines
 
 from . import samples
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddtree_deploy.onhost import bytecode, tree
+from ddtree_deploy.onhost.venv import bytecode, tree
 from ddtree_deploy.sandbox import look
 
 pytestmark = pytest.mark.sglang

@@ -12,7 +12,7 @@ import pytest
 from ddtree_deploy import ssh
 from ddtree_deploy.errors import TransportError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest
+from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest
 from ddtree_deploy.running.remote import ask_facts
 from ddtree_deploy.ssh import become
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import ssh, tcp
+from ddtree_deploy import ssh
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox.sshd import SshServer
-from ddtree_deploy.ssh import known_hosts, transport
+from ddtree_deploy.ssh import known_hosts, tcp, transport
 from ddtree_deploy.ssh.library import AuthOnlyHandler
 
 pytestmark = pytest.mark.ssh

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddtree_deploy.onhost import layout
-from ddtree_deploy.onhost.lock import write_owner
+from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state.lock import write_owner
 from ddtree_deploy.sandbox.sshd import SshServer
 from tests.lab import tree
 from tests.ssh.box import OVERLAID, Box, differs, sessions, wait_for, with_run_step

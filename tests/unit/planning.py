@@ -15,8 +15,8 @@ from typing import Any
 
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
-from ddtree_deploy.onhost.facts_format import Facts, Kept, LockFacts, Package, Release, ServiceFacts
-from ddtree_deploy.onhost.protocol import FileState, Launch, Plan, Service, to_dict
+from ddtree_deploy.onhost.wire.facts import Facts, Kept, LockFacts, Package, Release, ServiceFacts
+from ddtree_deploy.onhost.wire.protocol import FileState, Launch, Plan, Service, to_dict
 from ddtree_deploy.planning.plan import RunOptions, facts_request
 
 SITE = "/venv/lib/python3.11/site-packages"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import again, cli
+from ddtree_deploy import cli
+from ddtree_deploy.running import next_command
 
 CASES = {
     "no flags": (["rollout", "a"], "next: ddtree-deploy plan a", "next: ddtree-deploy plan a"),
@@ -43,14 +44,14 @@ CASES = {
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    again.remember([])
+    next_command.remember([])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_flags_of_this_command_are_in_the_next(name: str) -> None:
     arguments, text, expected = CASES[name]
-    again.remember(arguments)
-    assert again.typed(text) == expected
+    next_command.remember(arguments)
+    assert next_command.typed(text) == expected
 
 
 def test_an_error_names_the_files_that_were_given(

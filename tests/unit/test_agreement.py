@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddtree_deploy.onhost.agreement import (
+from ddtree_deploy.onhost.judge.agreement import (
     EPSILON_FLOOR,
     Acceptance,
     Continuation,

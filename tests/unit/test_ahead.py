@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ddtree_deploy import ssh, tcp
+from ddtree_deploy import ssh
 from ddtree_deploy.commands import ahead, inputs
 from ddtree_deploy.errors import InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.ssh import tcp
 from tests.onhost.host import until
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import baselines
-from ddtree_deploy.inputs.baselines import Measured
+from ddtree_deploy.inputs.references import baselines
+from ddtree_deploy.inputs.references.baselines import Measured
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "baselines").glob("*.json"))
 HEAD = '{\n "format": 1,\n "model": "Qwen/Qwen3-8B",\n "draft": "z-lab/D",\n "source": "us",\n "entries": [\n'

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import golden
-from ddtree_deploy.onhost import expected, identity, memory
+from ddtree_deploy.inputs.references import golden
+from ddtree_deploy.onhost.judge import expected
+from ddtree_deploy.onhost.measure import identity, memory
 
 RESULT: dict[str, Any] = {
     "identity": {"model": "m", "sglang": "0.5.23", "gpu": "2 x H200", "dtype": "bfloat16"},

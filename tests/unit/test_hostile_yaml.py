@@ -9,8 +9,9 @@ import pytest
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.commands.inputs import load_hosts
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs import playbook, yamlfile
-from ddtree_deploy.inputs.values import parse_duration, parse_size
+from ddtree_deploy.inputs import playbook
+from ddtree_deploy.inputs.yaml import document
+from ddtree_deploy.inputs.yaml.values import parse_duration, parse_size
 from tests.unit.planning import PLAYBOOK, PROMPTS, ROLLBACK, write
 
 
@@ -30,13 +31,13 @@ def test_one_line_with_its_place(text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(text)
     with pytest.raises(InputError) as refused:
-        yamlfile.load(file)
+        document.load(file)
     assert f"{file}{says}" in refused.value.render()
 
 
 def test_a_file_without_an_end_is_not_read_to_it() -> None:
     with pytest.raises(InputError, match="larger than"):
-        yamlfile.load("/dev/zero")
+        document.load("/dev/zero")
 
 
 @pytest.mark.parametrize("text", ["5m\n", "9" * 400 + "s", "400d", "\u0661s"])

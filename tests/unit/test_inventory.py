@@ -9,7 +9,7 @@ import pytest
 from ddtree_deploy.commands.inputs import load_hosts
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import inventory
-from ddtree_deploy.onhost.protocol import Launch, Service
+from ddtree_deploy.onhost.wire.protocol import Launch, Service
 
 REPO = Path(__file__).parents[2]
 GOOD = """\

@@ -17,8 +17,8 @@ from ddtree_deploy.errors import DeployError, DriftError, InputError
 from ddtree_deploy.inputs import archive, payload, playbook
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.facts_format import Gpu, LockFacts, Package, Process, Release
-from ddtree_deploy.onhost.protocol import FactsRequest, Plan, from_dict, to_dict
+from ddtree_deploy.onhost.wire.facts import Gpu, LockFacts, Package, Process, Release
+from ddtree_deploy.onhost.wire.protocol import FactsRequest, Plan, from_dict, to_dict
 from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.changes import render
 from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions, make_rollback, make_rollout

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.onhost.protocol import PROTOCOL, FactsRequest, Plan, StepSpec
+from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, StepSpec
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.running import local_step, zipapp
 from ddtree_deploy.running.record import Last, Record
@@ -100,7 +100,7 @@ def test_equal_sources_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_zipapp_holds_only_the_host_s_package() -> None:
     names = zipfile.ZipFile(io.BytesIO(zipapp.runner())).namelist()
-    assert "__main__.py" in names and "onhost/runner.py" in names
+    assert "__main__.py" in names and "onhost/run/runner.py" in names
     assert all(n == "__main__.py" or n.startswith("onhost/") for n in names)
     assert not [n for n in names if "__pycache__" in n or "fault" in n]
 
@@ -136,8 +136,8 @@ def test_the_facts_script_runs_from_stdin_and_leaves_no_file(tmp_path: Path) -> 
 
 
 def test_the_facts_script_carries_only_what_facts_import() -> None:
-    needed = zipapp._closure("onhost.facts", zipapp._modules())
-    assert "onhost.facts" in needed and "onhost" in needed and "onhost.protocol" in needed
+    needed = zipapp._closure("onhost.facts.gather", zipapp._modules())
+    assert "onhost.facts.gather" in needed and "onhost" in needed and "onhost.wire.protocol" in needed
     assert "onhost.steps.benchmark" not in needed
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost.speed_gate import Measurements, Round, judge
-from ddtree_deploy.onhost.stats import RestartSpread
+from ddtree_deploy.onhost.judge.speed import Measurements, Round, judge
+from ddtree_deploy.onhost.judge.stats import RestartSpread
 
 STUDY = Path(__file__).resolve().parents[2] / "benchmarks" / "gate_study.py"
 LOOP = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ddtree_deploy.onhost import stats
+from ddtree_deploy.onhost.judge import stats
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 3), (4, 4), (5, 3)])

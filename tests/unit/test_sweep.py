@@ -9,8 +9,8 @@ import pytest
 
 from ddtree_deploy.commands import sweep
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.onhost import sweep_table
-from ddtree_deploy.onhost.stats import RestartSpread
+from ddtree_deploy.onhost.judge import sweep_table
+from ddtree_deploy.onhost.judge.stats import RestartSpread
 from ddtree_deploy.report import html
 
 QUIET = RestartSpread(0.01, 8)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddtree_deploy import tcp
+from ddtree_deploy.ssh import tcp
 
 HELLO = f"{tcp.IDENTIFICATION}\r\n".encode()
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import Field
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs.models import Duration, Model, Size, Timeout, fit
-from ddtree_deploy.inputs.values import format_duration, parse_duration, parse_size
-from ddtree_deploy.inputs.yamlfile import load
+from ddtree_deploy.inputs.yaml.document import load
+from ddtree_deploy.inputs.yaml.models import Duration, Model, Size, Timeout, fit
+from ddtree_deploy.inputs.yaml.values import format_duration, parse_duration, parse_size
 
 # name: (content, what `render` says after the file name)
 REFUSED = {

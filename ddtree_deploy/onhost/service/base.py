@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import brief, command_line
 from ..context import Context
-from ..facts_format import ServiceFacts
-from ..files import TEMP_PREFIX
-from ..http import Endpoint, HttpError, generate
-from ..protocol import Service
+from ..programs import bounded
+from ..state import durable
+from ..wire import masking
+from ..wire.facts import ServiceFacts
+from ..wire.protocol import Service
 from . import proc
+from .sglang_api import Endpoint, HttpError, generate
 
 RECORD = "service.json"
 PROBE_S = 60.0
@@ -65,7 +66,7 @@ class Record:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace(folder / RECORD, json.dumps(self.__dict__, indent=1).encode(), 0o600)
+        durable.replace(folder / RECORD, json.dumps(self.__dict__, indent=1).encode(), 0o600)
 
     @classmethod
     def load(cls, folder: Path) -> Record:
@@ -227,7 +228,7 @@ class ServiceControl(ABC):
     def generates(self, seconds: float = PROBE_S) -> bool:
         """It answers a prompt of ours with tokens."""
         try:
-            made = brief.in_thread(
+            made = bounded.in_thread(
                 lambda: generate(self.endpoint, "ddtree-deploy asks: is anybody there?", 4, seconds=seconds)
             )
         except HttpError:
@@ -240,12 +241,12 @@ class ServiceControl(ABC):
             self._gather_at = time.monotonic() + _GATHER_EVERY_S
             self._hidden |= {value for value in self.secrets.values() if value}
             with self.one_look(), contextlib.suppress(ServiceError):
-                self._hidden |= command_line.secret_values(self.running_argv(), self.environment())
-                self._hidden |= command_line.secret_values(self.future_argv(), {})
+                self._hidden |= masking.secret_values(self.running_argv(), self.environment())
+                self._hidden |= masking.secret_values(self.future_argv(), {})
         return self._hidden
 
     def mask(self, text: str) -> str:
-        return command_line.mask_text(text, self.known_secrets())
+        return masking.mask_text(text, self.known_secrets())
 
 
 def user_name() -> str:
@@ -268,48 +269,3 @@ def encode(data: bytes) -> str:
 
 def decode(text: str) -> bytes:
     return base64.b64decode(text)
-
-
-def replace(path: Path, data: bytes, mode: int) -> None:
-    """Put `data` at `path` in one step and make it durable."""
-    temp = _beside(path)
-    temp.unlink(missing_ok=True)  # of somebody who was killed here; the venv's lock lets nobody else in
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(data)
-            os.fchmod(f.fileno(), mode)
-            f.flush()
-            os.fsync(f.fileno())
-        temp.replace(path)
-    except BaseException:
-        temp.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def remove(path: Path) -> None:
-    """Remove a file durably, and what a killed `replace` of it left; absent is fine."""
-    path.unlink(missing_ok=True)
-    tidy(path)
-    if path.parent.is_dir():
-        sync_folder(path.parent)
-
-
-def tidy(path: Path) -> None:
-    """Remove what a killed `replace` left beside a file that is right as it is."""
-    if os.path.lexists(_beside(path)):  # a read-only filesystem refuses to remove what is not there, too
-        _beside(path).unlink()
-
-
-def _beside(path: Path) -> Path:
-    """Where the new content is written: a name that is known, so that it is found again."""
-    return path.with_name(f"{TEMP_PREFIX}{path.name}")
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

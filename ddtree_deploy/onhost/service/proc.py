@@ -210,3 +210,8 @@ def command(pid: int, limit: int = 160) -> str:
     """The command line for people, cut."""
     text = " ".join(" ".join(argv(pid)).split()) or "?"  # a renamed process pads its new name
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def pause(waited: float, least: float, most: float) -> float:
+    """Seconds until the next look: a tenth of those that went by, within `least` and `most`."""
+    return min(most, max(least, waited / 10))

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import brief
 from ..context import Context, StepFailed
-from ..http import Endpoint, HttpError, generate
-from . import pace, proc
+from ..programs import bounded
+from . import proc
 from .base import ServiceControl
+from .sglang_api import Endpoint, HttpError, generate
 
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between looks at all processes
@@ -80,7 +80,7 @@ class Prober:
                     self.answered.set()
                     return
                 self.last_error = "an answer without tokens"
-            self._stop.wait(pace.pause(time.monotonic() - began, *_PAUSE_S))
+            self._stop.wait(proc.pause(time.monotonic() - began, *_PAUSE_S))
 
     def stop(self) -> None:
         self._stop.set()
@@ -169,7 +169,7 @@ class GpuMemory:
 
 def _nvidia_smi() -> int:
     try:
-        done = brief.call(
+        done = bounded.call(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], seconds=20.0
         )
         return sum(int(line) for line in done.stdout.split() if line.isdigit())

@@ -7,11 +7,11 @@ import os
 import signal
 import time
 
-from ..command_line import mask_argv
 from ..context import Context, StepFailed
-from ..http import Endpoint, running_requests
-from . import pace, proc
+from ..wire.masking import mask_argv
+from . import proc
 from .base import Footprint, ServiceControl
+from .sglang_api import Endpoint, running_requests
 
 _POLL_S = (0.02, 0.2)
 # After the main process is gone its children get this long before they are asked, too.
@@ -76,7 +76,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
             for pid in sorted(left):
                 ctx.progress(f"SIGKILL to process {pid}: {_command(pid)}")
                 _kill(pid, signal.SIGKILL)
-        ctx.pause(pace.pause(waited, *_POLL_S))
+        ctx.pause(proc.pause(waited, *_POLL_S))
 
 
 def held_ports(before: Footprint, endpoint: int) -> dict[int, set[int]]:

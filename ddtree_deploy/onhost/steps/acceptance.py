@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import expected, greedy, reference, serving
-from ..agreement import Judgement, judge_acceptance, worst_of
 from ..context import Context, StepFailed
-from ..http import HttpError, server_info
-from ..service import ServiceControl
+from ..judge import expected
+from ..judge.agreement import Judgement, judge_acceptance, worst_of
+from ..measure import greedy, reference
+from ..service import serving
+from ..service.base import ServiceControl
+from ..service.sglang_api import HttpError, server_info
 
 
 def do(ctx: Context) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .. import bytecode, layout, releases, tree
 from ..context import Context, StepFailed
-from ..files import Entry
-from ..staging import control_of
+from ..staging.stage import control_of
+from ..state import layout, releases
+from ..venv import bytecode, tree
+from ..venv.files import Entry
 
 
 def do(ctx: Context) -> str:

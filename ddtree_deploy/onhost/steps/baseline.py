@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from .. import agreement, calibration, greedy, identity, measure, reference, serving, speed_gate, stats
 from ..context import Context, StepFailed
-from ..greedy import Sample
-from ..http import HttpError
-from ..protocol import StepSpec
-from ..service import ServiceControl
+from ..judge import agreement, speed, stats
+from ..measure import bench_rounds, calibration, greedy, identity, reference
+from ..measure.greedy import Sample
+from ..service import serving
+from ..service.base import ServiceControl
+from ..service.sglang_api import HttpError
+from ..wire.protocol import StepSpec
 
 
 def do(ctx: Context) -> str:
@@ -46,10 +48,10 @@ def do(ctx: Context) -> str:
     }
     options = ctx.option("bench", {})
     if options is not None:
-        bench = measure.Bench.from_options(options, prompts)
+        bench = bench_rounds.Bench.from_options(options, prompts)
         judged = judged_ratio(ctx) is not None
-        data["bench"] = measure.client(ctx, control, prompts, bench, "before", calibrated=judged)
-        text += f"; {measure.shown(data['bench']['figures'])}"
+        data["bench"] = bench_rounds.client(ctx, control, prompts, bench, "before", calibrated=judged)
+        text += f"; {bench_rounds.shown(data['bench']['figures'])}"
     problem = _resolution(ctx, data)
     ctx.result(**data)
     if problem:
@@ -78,7 +80,7 @@ def _nothing(ctx: Context, why: str) -> NoReturn:
 def _needs_baseline(ctx: Context, spec: StepSpec) -> bool:
     """This gate has nothing else to compare with."""
     if spec.kind == "benchmark":
-        return speed_gate.min_ratio_of(spec.options) is not None
+        return speed.min_ratio_of(spec.options) is not None
     if spec.kind == "acceptance" and spec.options.get("against") is not None:
         return False
     return spec.kind in ("tokens", "acceptance") and not reference.has_golden(ctx)
@@ -114,7 +116,7 @@ def _resolution(ctx: Context, data: dict[str, Any]) -> str:
     assumed = gate.options.get("assume_restart_sd")
     known = calibration.load(ctx.state_dir, data["identity"], assumed)
     data["restart"] = known.to_dict()
-    rounds = [r for r in measure.judged_rounds(data["bench"]) if not r.warmup]
+    rounds = [r for r in bench_rounds.judged_rounds(data["bench"]) if not r.warmup]
     void = next((r.void for r in rounds if r.void), "")
     if void or len(rounds) < 2:
         data["resolution"] = {"resolvable": False, "text": f"speed cannot be judged: {void or 'one round'}"}
@@ -153,4 +155,4 @@ def benchmark_of(ctx: Context) -> StepSpec | None:
 def judged_ratio(ctx: Context) -> float | None:
     """The min_ratio that the benchmark step will judge by; None where nobody judges the speed."""
     gate = benchmark_of(ctx)
-    return speed_gate.min_ratio_of(gate.options) if gate else None
+    return speed.min_ratio_of(gate.options) if gate else None

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import calibration, greedy, measure, reference, serving, speed_gate, verdict
 from ..context import Context, StepFailed
-from ..service import ServiceControl
+from ..judge import speed, verdict
+from ..measure import bench_rounds, calibration, greedy, reference
+from ..service import serving
+from ..service.base import ServiceControl
 
 
 def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     serving.require_serving(ctx, control)
     before = serving.result_of(ctx, "baseline").get("bench")
-    min_ratio = speed_gate.min_ratio_of(ctx.step.options)
+    min_ratio = speed.min_ratio_of(ctx.step.options)
     after = _rounds(ctx, control, before, calibrated=before is not None and min_ratio is not None)
     bench = after["bench"]
     lost = verdict.rounds_complete(
         after["rounds"], int(bench["num_prompts"]), int(bench["output_len"]), int(after["repeats"])
     )
-    seen = measure.shown(after["figures"])
+    seen = bench_rounds.shown(after["figures"])
     figures: dict[str, Any] = {
         "after": after,
         "before": {"figures": before["figures"]} if before else None,
@@ -34,13 +36,13 @@ def do(ctx: Context) -> str:
         if before is None and min_ratio is not None and ctx.plan.action == "rollout":
             raise StepFailed(text, verdict="inconclusive")
         return text
-    judged = speed_gate.judge(_measurements(ctx, before, after, min_ratio))
+    judged = speed.judge(_measurements(ctx, before, after, min_ratio))
     ctx.result(**figures, speed=judged.figures)
     if lost.verdict == "fail" and judged.verdict == "fail":  # the same loss, with the client's own error
         raise StepFailed(f"{lost.reason} ({seen})")
     if judged.verdict != "pass":
         raise StepFailed(f"{judged.reason} ({seen})", verdict=judged.verdict)
-    return f"{judged.reason}; {lost.reason}; {measure.shown(before['figures'])} before, {seen} now"
+    return f"{judged.reason}; {lost.reason}; {bench_rounds.shown(before['figures'])} before, {seen} now"
 
 
 def _rounds(
@@ -50,18 +52,20 @@ def _rounds(
     spec = next((s for s in ctx.plan.steps if s.kind == "baseline"), None)
     options = dict(spec.options) if spec else dict(ctx.step.options)
     prompts = greedy.load_prompts(ctx, str(options.get("prompts", reference.PROMPTS)))
-    bench = measure.Bench.from_options(before["bench"] if before else options.get("bench") or {}, prompts)
+    bench = bench_rounds.Bench.from_options(
+        before["bench"] if before else options.get("bench") or {}, prompts
+    )
     repeats = int(before["repeats"]) if before else 0
-    return measure.client(ctx, control, prompts, bench, "after", repeats, calibrated=calibrated)
+    return bench_rounds.client(ctx, control, prompts, bench, "after", repeats, calibrated=calibrated)
 
 
 def _measurements(
     ctx: Context, before: dict[str, Any], after: dict[str, Any], min_ratio: float
-) -> speed_gate.Measurements:
+) -> speed.Measurements:
     known = calibration.Known.of(serving.result_of(ctx, "baseline")["restart"])
-    return speed_gate.Measurements(
-        before=measure.judged_rounds(before),
-        after=measure.judged_rounds(after),
+    return speed.Measurements(
+        before=bench_rounds.judged_rounds(before),
+        after=bench_rounds.judged_rounds(after),
         min_ratio=min_ratio,
         restart=known.spread,
         assumed=known.assumed,

@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 import time
 
-from .. import calibration, greedy, identity, measure, reference, restarts, stats
 from ..context import Context
-from ..restarts import check_undone, undo
+from ..judge import stats
+from ..judge.stats import MIN_RESTARTS
+from ..measure import bench_rounds, calibration, greedy, identity, reference, restarts
+from ..measure.restarts import check_undone, undo
 
 __all__ = ["check_undone", "do", "undo"]
 
 
 def do(ctx: Context) -> str:
     running = restarts.begin(ctx)
-    count = int(ctx.option("restarts", calibration.MIN_RESTARTS))
+    count = int(ctx.option("restarts", MIN_RESTARTS))
     prompts = greedy.load_prompts(ctx, str(ctx.option("prompts", reference.PROMPTS)))
-    bench = measure.Bench.from_options(ctx.option("bench", {}) or {}, prompts)
+    bench = bench_rounds.Bench.from_options(ctx.option("bench", {}) or {}, prompts)
     here, _ = identity.of_server(ctx, running.endpoint)
     blocks: list[list[float]] = []
     kept = []
@@ -29,10 +31,10 @@ def do(ctx: Context) -> str:
         running = restarts.restart(ctx)
         result = restarts.rounds(ctx, running, prompts, bench, f"restart-{number}", repeats)
         repeats = result["repeats"]
-        blocks.append([r.throughput for r in measure.judged_rounds(result) if not r.warmup])
+        blocks.append([r.throughput for r in bench_rounds.judged_rounds(result) if not r.warmup])
         kept.append({"figures": result["figures"], "rounds": blocks[-1], "loop": result["loop"]})
         ctx.progress(
-            f"restart {number} of {count}: {measure.shown(result['figures'])}", done=number, total=count
+            f"restart {number} of {count}: {bench_rounds.shown(result['figures'])}", done=number, total=count
         )
     spread = stats.restart_spread(blocks)
     recorded = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 
-from .. import staging
 from ..context import Context, StepFailed, StepSkipped
-from ..process import run_process
+from ..programs.process import run_process
+from ..staging import stage
 
 # Runs on the host's interpreter. Reads [[staged, name, compiled], ...] and prints one JSON line of errors.
 SCRIPT = """
@@ -28,13 +28,13 @@ print(json.dumps(errors))
 
 
 def do(ctx: Context) -> str:
-    sources = [w for w in staging.wanted(ctx) if w.kind == "file" and w.path.endswith(".py")]
+    sources = [w for w in stage.wanted(ctx) if w.kind == "file" and w.path.endswith(".py")]
     if not sources:
         raise StepSkipped("no Python source is staged")
-    root = staging.root(ctx)
+    root = stage.root(ctx)
     cache = root / "pyc"
     cache.mkdir(mode=0o755)
-    user = staging.run_as(ctx)
+    user = stage.run_as(ctx)
     if user:
         shutil.chown(cache, user)
     jobs = [[w.staged, w.ref, str(cache / f"{n}.pyc")] for n, w in enumerate(sources)]

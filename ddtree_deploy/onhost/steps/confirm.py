@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import releases
 from ..context import Context, StepFailed
+from ..state import releases
 
 
 def do(ctx: Context) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 import time
 
-from .. import serving, verdict
 from ..context import Context, StepFailed
-from ..http import Endpoint, HttpError, generate_streamed
+from ..judge import verdict
+from ..service import serving
 from ..service.ready import check_listener, with_log
+from ..service.sglang_api import Endpoint, HttpError, generate_streamed
 
 
 def do(ctx: Context) -> str:

@@ -7,11 +7,14 @@ import json
 import os
 from typing import Any
 
-from .. import bytecode, guard, releases, staging
 from ..context import Context, StepFailed, UndoFailed
-from ..files import Entry, Files
-from ..process import run_process
-from ..staging import Wanted
+from ..programs.process import run_process
+from ..recovery import boot_guard
+from ..staging import stage
+from ..staging.stage import Wanted
+from ..state import releases
+from ..venv import bytecode
+from ..venv.files import Entry, Files
 from .backup import live_changes
 
 # Asks the venv's interpreter, without importing them, where it finds top-level modules.
@@ -28,9 +31,9 @@ print(json.dumps(found))
 
 def do(ctx: Context) -> str:
     files = ctx.files()
-    recorded = staging.read_manifest(ctx.backup_dir)
-    wanted = staging.wanted(ctx)
-    guard.put(ctx)
+    recorded = stage.read_manifest(ctx.backup_dir)
+    wanted = stage.wanted(ctx)
+    boot_guard.put(ctx)
     launch = _launch(ctx)  # systemd reads the guard with it: before a file is changed
     _require_down(ctx)
     changed = 0
@@ -52,7 +55,7 @@ def _require_down(ctx: Context) -> None:
     """What `stop` ended is still down; until now a start by hand was not kept from it."""
     if ctx.plan.service is None or all(s.kind != "stop" for s in ctx.plan.steps):
         return
-    if staging.control_of(ctx).active():
+    if stage.control_of(ctx).active():
         raise StepFailed("the service was started by somebody after it had been stopped")
 
 
@@ -73,7 +76,7 @@ def _bring(ctx: Context, files: Files, w: Wanted, before: Entry) -> int:
     elif w.entry is not None:
         files.restore(w.entry, w.backup)
     else:
-        files.place(w.path, staging.content(w), w.mode)
+        files.place(w.path, stage.content(w), w.mode)
     ctx.progress(f"{w.ref}: {'removed' if w.kind == 'absent' else 'in place'}")
     return 1
 
@@ -92,9 +95,7 @@ def _legacy_bytecode(ctx: Context, files: Files, w: Wanted, recorded: dict[str, 
     if not path:
         return 0
     before = recorded.get(path, Entry(path, "absent"))
-    old = (
-        staging.read_manifest(ctx.state_dir / "runs" / _run_of(w) / "backup").get(path) if w.backup else None
-    )
+    old = stage.read_manifest(ctx.state_dir / "runs" / _run_of(w) / "backup").get(path) if w.backup else None
     if before.kind == "absent" and old is None:
         return 0
     ctx.intent(
@@ -138,7 +139,7 @@ def _verify(ctx: Context, files: Files, wanted: list[Wanted]) -> None:
     if not expected:
         return
     argv = [ctx.plan.python, "-I", "-B", "-c", FIND, *expected]
-    done = run_process(ctx, argv, user=staging.run_as(ctx), on_line=lambda line: None)
+    done = run_process(ctx, argv, user=stage.run_as(ctx), on_line=lambda line: None)
     try:
         found = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -168,7 +169,7 @@ def _launch(ctx: Context) -> str:
     """The command line of the next start."""
     if ctx.plan.service is None:
         return ""
-    control = staging.control_of(ctx)
+    control = stage.control_of(ctx)
     ctx.intent(op="launch")
     if ctx.plan.action == "rollback" and ctx.plan.undoes:
         control.restore_launch(ctx, ctx.state_dir / "runs" / ctx.plan.undoes / "backup")
@@ -183,7 +184,7 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     for intent in reversed(intents):
         op = intent["op"]
         if op == "launch":
-            staging.control_of(ctx).restore_launch(ctx, ctx.backup_dir)
+            stage.control_of(ctx).restore_launch(ctx, ctx.backup_dir)
         elif op == "place":
             entry = Entry(**intent["before"])
             files.sweep(os.path.dirname(entry.path))
@@ -229,7 +230,7 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
         elif intent["op"] == "rmdir" and files.look(intent["path"]).kind != "dir":
             wrong.append(f"the folder {intent['path']} is missing")
     if any(i["op"] == "launch" for i in intents):
-        difference = staging.control_of(ctx).launch_restored(ctx.backup_dir)
+        difference = stage.control_of(ctx).launch_restored(ctx.backup_dir)
         if difference:
             wrong.append(difference)
     if wrong:

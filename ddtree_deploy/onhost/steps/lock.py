@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import deferral, recover
 from ..context import Context, StepFailed
-from ..layout import write_json
-from ..lock import Held, SiteLock
+from ..recovery import deferral, orphans
+from ..state.layout import write_json
+from ..state.lock import Held, SiteLock
 
 
 def do(ctx: Context) -> str:
@@ -22,10 +22,10 @@ def do(ctx: Context) -> str:
     if not (ctx.state_dir / "site.json").exists():
         write_json(ctx.state_dir / "site.json", {"site": ctx.plan.site})
     recovered = []
-    for run in recover.orphans(ctx.state_dir, but=ctx.plan.run):
+    for run in orphans.orphans(ctx.state_dir, but=ctx.plan.run):
         ctx.progress(f"run {run} ended without a verdict: recovering it first")
-        ctx.deadline = time.monotonic() + recover.LIMIT_S
-        code, reason = recover.by_its_own_runner(ctx.state_dir / "runs" / run, lock.fd, _show(ctx))
+        ctx.deadline = time.monotonic() + orphans.LIMIT_S
+        code, reason = orphans.by_its_own_runner(ctx.state_dir / "runs" / run, lock.fd, _show(ctx))
         if code in (3, deferral.EXIT):
             raise StepFailed(f"run {run} could not be recovered: {reason}", exit_code=code)
         recovered.append(f"recovered run {run}: {reason}")
@@ -35,7 +35,7 @@ def do(ctx: Context) -> str:
 
 def _show(ctx: Context) -> Callable[[dict[str, Any]], None]:
     def show(event: dict[str, Any]) -> None:
-        if text := recover.in_words(event):
+        if text := orphans.in_words(event):
             ctx.progress(text)
 
     return show

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..context import Context, StepFailed, UndoFailed
-from ..process import minimal_env, run_process
-from ..text import escape
+from ..programs.process import minimal_env, run_process
+from ..wire.masking import escape
 
 
 def do(ctx: Context) -> str:

@@ -7,11 +7,11 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .. import host_facts, staging
-from ..command_line import mask_argv
 from ..context import Context, StepFailed, StepSkipped
-from ..process import minimal_env, run_process
-from ..text import escape
+from ..facts import host_facts
+from ..programs.process import minimal_env, run_process
+from ..staging import stage
+from ..wire.masking import escape, mask_argv
 from . import load
 from .backup import live_changes
 
@@ -73,11 +73,11 @@ def _only_gpu(index: int) -> dict[str, str]:
 
 def environment(ctx: Context) -> dict[str, str]:
     """The service's environment, the farm first on PYTHONPATH, no bytecode, caches of its own."""
-    user = staging.run_as(ctx)
-    root = staging.root(ctx)
+    user = stage.run_as(ctx)
+    root = stage.root(ctx)
     env = minimal_env(user)
     if ctx.plan.service is not None:
-        env |= staging.control_of(ctx).environment()
+        env |= stage.control_of(ctx).environment()
     caches = root / "cache"
     caches.mkdir(mode=0o755, exist_ok=True)
     if user:
@@ -95,19 +95,19 @@ def environment(ctx: Context) -> dict[str, str]:
 
 def _check(ctx: Context, check: dict[str, Any], env: dict[str, str]) -> float:
     name = check["name"]
-    argv = [ctx.plan.python, str(staging.payload_file(ctx, check["script"]))]
+    argv = [ctx.plan.python, str(stage.payload_file(ctx, check["script"]))]
     if check.get("argv") and ctx.plan.service is not None:
         # The check parses the command line; what its secrets are is nothing to it, nor to the process list.
-        argv += ["--", *mask_argv(staging.control_of(ctx).future_argv())]
+        argv += ["--", *mask_argv(stage.control_of(ctx).future_argv())]
     ctx.progress(f"check {name}")
     done = run_process(
         ctx,
         argv,
         env=env,
-        cwd=staging.root(ctx),
+        cwd=stage.root(ctx),
         timeout=check.get("timeout_s"),
         log_name=f"{ctx.step.name}-{name}",
-        user=staging.run_as(ctx),
+        user=stage.run_as(ctx),
     )
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     last = lines[-1] if lines else ""

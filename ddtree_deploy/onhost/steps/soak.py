@@ -11,11 +11,13 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from .. import memory, serving, verdict
 from ..context import Context, StepFailed
-from ..http import Endpoint, HttpError, generate
-from ..service import ServiceControl
+from ..judge import verdict
+from ..measure import memory
+from ..service import serving
+from ..service.base import ServiceControl
 from ..service.ready import GpuMemory, with_log
+from ..service.sglang_api import Endpoint, HttpError, generate
 
 
 def do(ctx: Context) -> str:

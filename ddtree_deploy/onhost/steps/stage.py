@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from .. import archive, farm, layout, patch, releases, staging
 from ..context import Context, StepFailed
-from ..files import Files, sha256
-from ..protocol import Target
-from ..staging import Wanted
+from ..staging import archive, overlay, patch, stage
+from ..staging.stage import Wanted
+from ..state import layout, releases
+from ..venv.files import Files, sha256
+from ..wire.protocol import Target
 
 
 def do(ctx: Context) -> str:
-    folder = staging.make(ctx)
+    folder = stage.make(ctx)
     if ctx.plan.payload_digest:
         try:
             archive.unpack(ctx.run_dir / layout.PAYLOAD, folder / "payload", ctx.plan.payload_digest)
@@ -27,8 +28,8 @@ def do(ctx: Context) -> str:
             path.chmod(0o644)
             w = Wanted(**{**w.__dict__, "staged": str(path)})
         wanted.append(w)
-    staging.save(ctx, wanted)
-    links = farm.build(folder / "farm", wanted, ctx.plan.package_dir, ctx.plan.site)
+    stage.save(ctx, wanted)
+    links = overlay.build(folder / "farm", wanted, ctx.plan.package_dir, ctx.plan.site)
     present = [w for w in wanted if w.kind != "absent"]
     size = sum((folder / "new" / f"{n:04d}").stat().st_size for n, w in enumerate(wanted) if w.staged)
     ctx.result(files=len(present), bytes=size, links=links)
@@ -40,7 +41,7 @@ def _resolve(ctx: Context, files: Files, target: Target) -> tuple[Wanted, bytes 
     if kind == "absent":
         return Wanted(target.path, target.ref, "absent", "", 0, target.before), None
     if kind == "backup":
-        entry, folder = staging.kept_entry(ctx, target)
+        entry, folder = stage.kept_entry(ctx, target)
         data = files.disk.read(str(folder / entry.stored)) if entry.kind == "file" else None
         if data is not None and sha256(data) != entry.sha256:
             raise StepFailed(f"run {name}'s backup of {target.ref} was changed since", exit_code=6)
@@ -69,11 +70,11 @@ def _resolve(ctx: Context, files: Files, target: Target) -> tuple[Wanted, bytes 
 
 def _content(ctx: Context, files: Files, target: Target, kind: str, name: str) -> bytes:
     if kind == "blob":
-        return staging.payload_file(ctx, f"blobs/{name}").read_bytes()
+        return stage.payload_file(ctx, f"blobs/{name}").read_bytes()
     if kind == "base":
         return _base(ctx, files, target)
     if kind == "patch":
-        diff = staging.payload_file(ctx, f"blobs/{name}").read_bytes()
+        diff = stage.payload_file(ctx, f"blobs/{name}").read_bytes()
         try:
             return patch.apply(_base(ctx, files, target), diff)
         except patch.PatchError as error:

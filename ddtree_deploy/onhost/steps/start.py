@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .. import serving
 from ..context import Context, StepSkipped, UndoFailed
-from ..service import stopping
+from ..service import serving, stopping
 from ..service.ready import wait_ready
 
 

@@ -13,14 +13,17 @@ import json
 import statistics
 from typing import Any
 
-from .. import calibration, greedy, identity, layout, measure, reference, restarts, serving, sweep_table
 from ..context import Context, StepFailed
-from ..greedy import Prompts
-from ..measure import Bench
-from ..protocol import Launch
-from ..restarts import check_undone, undo
-from ..service import ServiceControl
-from ..sweep_table import CHAIN
+from ..judge import sweep_table
+from ..judge.sweep_table import CHAIN
+from ..measure import bench_rounds, calibration, greedy, identity, reference, restarts
+from ..measure.bench_rounds import Bench
+from ..measure.greedy import Prompts
+from ..measure.restarts import check_undone, undo
+from ..service import serving
+from ..service.base import ServiceControl
+from ..state import layout
+from ..wire.protocol import Launch
 
 __all__ = ["check_undone", "do", "undo"]
 
@@ -104,7 +107,7 @@ def _block(  # noqa: PLR0917
         raise StepFailed(f"{shown(budget)}, concurrency {lost[0]['concurrency']}: requests were lost")
     by: dict[str, dict[str, Any]] = {
         str(bench.concurrency): {
-            "rounds": [r.throughput for r in measure.judged_rounds(result) if not r.warmup],
+            "rounds": [r.throughput for r in bench_rounds.judged_rounds(result) if not r.warmup],
             **{k: result["figures"][k] for k in ("ttft_ms", "tpot_ms")},
         }
     }
@@ -112,7 +115,7 @@ def _block(  # noqa: PLR0917
         own = by.setdefault(str(row["concurrency"]), {"rounds": [], "ttft_ms": 0.0, "tpot_ms": 0.0})
         own["rounds"].append(row["output_tokens_per_s"])
         own.update({k: row[k] for k in ("ttft_ms", "tpot_ms")})
-    ctx.progress(f"{shown(budget)}: {measure.shown(result['figures'])}")
+    ctx.progress(f"{shown(budget)}: {bench_rounds.shown(result['figures'])}")
     return {
         "pass": turn,
         "budget": budget,

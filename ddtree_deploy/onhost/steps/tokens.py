@@ -3,9 +3,10 @@ itself."""
 
 from __future__ import annotations
 
-from .. import reference, serving
-from ..agreement import judge_tokens
 from ..context import Context, StepFailed
+from ..judge.agreement import judge_tokens
+from ..measure import reference
+from ..service import serving
 
 
 def do(ctx: Context) -> str:

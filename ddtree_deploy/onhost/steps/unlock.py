@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import time
 
-from .. import commit, serving, verdict
 from ..context import Context, StepFailed
-from ..http import HttpError, generate
-from ..service import ServiceControl
+from ..judge import verdict
+from ..recovery import commit
+from ..service import serving
+from ..service.base import ServiceControl
 from ..service.ready import with_log
+from ..service.sglang_api import HttpError, generate
 
 PROBE_S = 60.0
 ASKED = 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy.onhost.held import is_held
+from ddtree_deploy.onhost.state.held import is_held
 from tests.lab.fake_venv import VENV
 from tests.lab.hosts import Host
 from tests.lab.tree import State, difference, state

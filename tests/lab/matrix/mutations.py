@@ -78,7 +78,7 @@ MUTATIONS = (
     ),
     Mutation(  # by install, and by stop once more
         "the launch is not restored",
-        "service/systemd.py",
+        "service/systemd/control.py",
         replaced(RESTORE, f"{RESTORE}        return\n"),
         INSTALLED,
     ),
@@ -91,13 +91,13 @@ MUTATIONS = (
     ),
     Mutation(
         "no undo at all",
-        "undo.py",
+        "run/undo.py",
         replaced("    names = [n for n in specs if n in intents][::-1]", "    names: list[str] = []"),
         LATE,
     ),
     Mutation(
         "a dead run is not an orphan",
-        "releases.py",
+        "state/releases.py",
         replaced('    return not ends or ends[-1]["exit"] == 3', "    return False"),
         LATE[1:],
     ),

@@ -1,0 +1,183 @@
+"""The first exec of a rollout: what the host is. Read-only: no file is made, no lock is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pwd
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..programs import bounded, detach
+from ..state import codecache, layout, releases
+from ..state.held import LOCK, is_held
+from ..state.journal import read
+from ..state.lock import read_owner
+from ..venv.files import Files
+from ..wire.facts import Facts, Kept, LockFacts, Release, ServiceFacts
+from ..wire.protocol import FACTS_MARK, PROTOCOL, FactsRequest, ProtocolError, from_dict
+from . import host_facts, site_facts
+
+RELEASES = 20
+OWNER_S = 2.0
+
+
+def main(request: dict[str, Any] | str, begun: bounded.Call) -> int:
+    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1.
+
+    begun: the probe of this interpreter's packages, started before we were imported.
+    """
+    try:
+        value = json.loads(request) if isinstance(request, str) else request
+        asked: FactsRequest = from_dict(FactsRequest, value)
+        if asked.protocol != PROTOCOL:
+            raise ProtocolError(f"protocol {asked.protocol}, this is {PROTOCOL}")
+        facts = gather(asked, begun)
+    except (ProtocolError, site_facts.ProbeError, OSError, ValueError) as error:
+        print(f"facts: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    print("\n" + FACTS_MARK + json.dumps(dataclasses.asdict(facts), separators=(",", ":")), flush=True)
+    return 0
+
+
+def gather(asked: FactsRequest, begun: bounded.Call) -> Facts:
+    """Raises ProbeError when the interpreter cannot say where its packages are."""
+    python = sys.executable
+    site = site_facts.answer(begun)
+    package = site.packages.get(asked.package)
+    folder = package.folder if package else ""
+    state = layout.state_dir(asked.state_dir)
+    site_dir = layout.site_dir(state, site.purelib)
+    for place in (site_dir, *site_dir.parents):
+        if place.exists() and not place.is_dir():
+            raise site_facts.ProbeError(f"state_dir: {place} on the host is not a folder")
+    installed = releases.installed(site_dir)
+    files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
+    kept = [Kept(*line) for line in releases.line_of_live(site_dir)]
+    owned = {p for room in ("files", "changed") for p in (installed or {}).get(room, {})}
+    owned |= {p for line in kept for p in line.paths}
+    bases = sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*"))
+    service = _service(asked, site_dir)
+    gpus, gpu_problem = host_facts.gpus()
+    account = pwd.getpwuid(os.geteuid())
+    return Facts(
+        protocol=PROTOCOL,
+        hostname=socket.gethostname(),
+        user=account.pw_name,
+        uid=os.geteuid(),
+        home=account.pw_dir,
+        os=host_facts.os_name(),
+        kernel=os.uname().release,
+        boot_id=host_facts.boot_id(),
+        python=python,
+        python_version=site.python_version,
+        site=site.purelib,
+        site_key=layout.site_key(site.purelib),
+        site_dir=str(site_dir),
+        state_free_bytes=host_facts.free_bytes(state),
+        site_free_bytes=host_facts.free_bytes(site.purelib),
+        packages=site.packages,
+        files={
+            ref: site_facts.file_state(files, site_facts.path_of(ref, site.purelib, folder), asked.contents)
+            for ref in asked.refs
+        },
+        installed=installed,
+        installed_files={p: site_facts.file_state(files, p, asked.contents) for p in sorted(owned)},
+        releases=[_release(line) for line in releases.lines(site_dir)[-RELEASES:]],
+        lock=lock_facts(site_dir),
+        orphan=orphan_facts(site_dir),
+        gpus=gpus,
+        processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
+        service=service,
+        systemd=detach.has_systemd(),
+        bases=bases,
+        kept=kept,
+        runner_kept=codecache.has_runner(state, asked.runner),
+        base_contents=_base_contents(site_dir, bases) if asked.contents else {},
+        warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
+        attempts=releases.attempts(site_dir),
+        driver=host_facts.driver(),
+        cuda=site_facts.cuda_of(site.packages["torch"].folder) if "torch" in site.packages else "",
+        pip_freeze=site_facts.freeze(site.purelib),
+    )
+
+
+def _base_contents(site_dir: Path, bases: list[str]) -> dict[str, str]:
+    found = {}
+    for digest in bases:
+        data = releases.base(site_dir, digest)
+        if data is not None and len(data) <= site_facts.CONTENT_LIMIT:
+            found[digest] = site_facts.packed(data)
+    return found
+
+
+def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:
+    from ..service.base import ServiceError
+    from ..service.kind import control
+
+    if asked.service is None:
+        return None
+    try:
+        return control(asked.service, site_dir, {}).describe()
+    except ServiceError as error:
+        return ServiceFacts(asked.service.kind, "absent", problem=str(error))
+
+
+def _site_warning(noise: str) -> str:
+    return f"the venv's Python complains at its start: {noise[:200]}" if noise else ""
+
+
+def _release(line: dict[str, Any]) -> Release:
+    names = {f.name for f in dataclasses.fields(Release)}
+    return Release(**{k: v for k, v in line.items() if k in names})
+
+
+def lock_facts(site_dir: Path) -> LockFacts:
+    """Who holds the venv now."""
+    owner: dict[str, Any] = {}
+    end = time.monotonic() + OWNER_S
+    while is_held(site_dir / LOCK):
+        owner = read_owner(site_dir)
+        if os.path.isdir(f"/proc/{owner.get('pid')}") or time.monotonic() >= end:
+            break
+        time.sleep(0.02)  # it has the lock, and is about to say who it is, or to let it go
+    else:
+        return LockFacts()
+    return LockFacts(
+        held=True,
+        run=str(owner.get("run", "")),
+        who=str(owner.get("who", "")),
+        pid=int(owner.get("pid", 0)),
+        since=str(owner.get("since", "")),
+        step=str(owner.get("step", "")),
+    )
+
+
+def orphan_facts(site_dir: Path) -> LockFacts | None:
+    """The newest run that died, or whose undo failed, while nobody holds the lock."""
+    if is_held(site_dir / LOCK):
+        return None
+    folder = site_dir / "runs"
+    for run_dir in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
+        if not releases.unfinished(run_dir):
+            continue
+        events, _ = read(run_dir / layout.JOURNAL)
+        first = events[0] if events else {"t": run_dir.stat().st_mtime}
+        starts = [e["step"] for e in events if e["e"] == "start"]
+        return LockFacts(
+            held=False,
+            run=run_dir.name,
+            who=str(first.get("who", "")),
+            pid=int(first.get("pid", 0)),
+            since=_iso(float(first["t"])),
+            step=starts[-1] if starts else "",
+        )
+    return None
+
+
+def _iso(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,149 @@
+"""The machine: system, GPUs, and which processes use a venv."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from ..programs import bounded
+from ..service import proc
+from ..wire.facts import Gpu, Process
+from ..wire.masking import escape, mask_argv
+from .site_probe import MARK
+
+GPU_S = 20.0
+
+
+def os_name() -> str:
+    """PRETTY_NAME of os-release."""
+    for path in ("/etc/os-release", "/usr/lib/os-release"):
+        try:
+            lines = Path(path).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.startswith("PRETTY_NAME="):
+                return line.partition("=")[2].strip().strip("\"'")
+    return os.uname().sysname
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def gpus() -> tuple[list[Gpu], str]:
+    """The GPUs as nvidia-smi gives them, and what is wrong with it ("" = nothing, or it is not there)."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return [], ""
+    query = "--query-gpu=name,memory.total,memory.free"
+    try:
+        done = bounded.call([tool, query, "--format=csv,noheader,nounits"], seconds=GPU_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"nvidia-smi does not answer: {type(error).__name__}"
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        return [], f"nvidia-smi ended with {done.returncode}: {escape(lines[0])[:160] if lines else ''}"
+    found = []
+    for line in done.stdout.splitlines():
+        parts = [p.strip() for p in line.rsplit(",", 2)]
+        if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+            found.append(Gpu(parts[0], int(parts[1]), int(parts[2])))
+    return found, ""
+
+
+def driver() -> str:
+    """Version of NVIDIA's kernel module; empty where there is none."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text(errors="replace").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", first)
+    return found[1] if found else escape(first)[:80]
+
+
+def free_bytes(path: str) -> int:
+    """Bytes that this user can still write where `path` is, or will be."""
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
+
+
+def users_of(site: str, python: str, service_pid: int, allowed: list[str]) -> list[Process]:
+    """Processes that use this venv: their program is its interpreter, or they have a file of it mapped.
+
+    Left out: ourselves and those that started us, the service (its descendants, session, cgroup), and those
+    whose command
+    holds one of `allowed`. Processes of other users can only be seen by root.
+    """
+    table = proc.table()
+    skip = _ancestors(os.getpid()) | {os.getpid()}
+    own = _service_members(table, service_pid)
+    folder = os.path.dirname(python)
+    found = []
+    for pid in sorted(table):
+        if pid in skip or pid in own:
+            continue
+        argv = proc.argv(pid)
+        if not argv or _ours(argv) or not _uses(pid, argv, site, folder):
+            continue
+        command = " ".join(argv)
+        if any(text in command for text in allowed):
+            continue
+        shown = mask_argv(argv)
+        found.append(Process(pid, escape(" ".join(shown))[:200]))
+    return found
+
+
+def _ours(argv: list[str]) -> bool:
+    """Facts, runners, followers: they run without the site module, so they import nothing of the venv."""
+    return argv[1:3] == ["-I", "-S"] or MARK in argv
+
+
+def _uses(pid: int, argv: list[str], site: str, bin_folder: str) -> bool:
+    program = argv[0] if argv[0].startswith("/") else ""
+    if program and os.path.dirname(program) == bin_folder and _is_python(pid):
+        return True
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return False
+    return os.fsencode(site + "/") in maps
+
+
+def _is_python(pid: int) -> bool:
+    """Scripts in the venv's bin show their interpreter; anything else there is no user of site-packages."""
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return True
+
+
+def _ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 1:
+        entry = proc.read(pid)
+        if entry is None or entry.ppid in found:
+            break
+        pid = entry.ppid
+        found.add(pid)
+    return found
+
+
+def _service_members(table: dict[int, proc.Proc], pid: int) -> set[int]:
+    """All that belongs to the service whose main process is `pid`, also what was reparented."""
+    if pid <= 0 or pid not in table:
+        return set()
+    members = proc.descendants(table, pid)
+    members |= {p for p, entry in table.items() if entry.sid == table[pid].sid and entry.sid > 1}
+    for path in proc.cgroups(pid):
+        if path.endswith(".service"):
+            members |= {p.pid for p in proc.in_cgroup(path)}
+    return members

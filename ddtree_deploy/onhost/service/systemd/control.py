@@ -1,0 +1,333 @@
+"""Services that systemd runs. We change one drop-in of our own, never the unit or whether it is enabled."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ...context import Context, StepFailed
+from ...programs import bounded, systemctl
+from ...programs.systemctl import SystemctlError
+from ...state import durable
+from ...wire import masking
+from ...wire.facts import ServiceFacts
+from ...wire.protocol import Service
+from .. import base, command_line, container, logs, proc
+from ..base import Footprint, Record, ServiceError
+from . import unitfile
+from .unit import DROP_IN, Unit
+
+
+class SystemdControl(Unit):
+    """One unit of the system manager; needs root."""
+
+    def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
+        super().__init__(service, state_dir, secrets)
+        self._restarts = 0  # NRestarts when we started it
+        self._started_at = ""
+        self._main = (0, 0)  # (pid, start) of the main process, as seen last
+
+    # ---- looking --------------------------------------------------------------------------------------
+
+    def _env(self, texts: list[str]) -> dict[str, str]:
+        env = unitfile.environment(texts)
+        for line in unitfile.effective(texts, "EnvironmentFile"):
+            path = Path(line.removeprefix("-").strip())
+            if path.exists():
+                env |= unitfile.environment_file(path.read_text(errors="replace"))
+        return env
+
+    def _specifiers(self, shown: dict[str, str]) -> dict[str, str]:
+        name = self.unit.rsplit(".", 1)[0]
+        prefix, _, instance = name.partition("@")
+        user = shown.get("User") or "root"
+        return {
+            "n": self.unit, "N": name, "p": prefix, "P": prefix, "i": instance,
+            "I": instance.replace("-", "/"), "u": user, "h": _home(user), "H": socket.gethostname(),
+            "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log",
+        }  # fmt: skip
+
+    def _words(self, shown: dict[str, str]) -> tuple[str, list[str]]:
+        """(prefix, unit words) of the command line after the edits of the unit without our drop-in."""
+        texts = self._texts(shown, ours=False)
+        wanted = self.service.launch
+        try:
+            prefix, words = unitfile.exec_start(texts)
+        except unitfile.UnitError as e:
+            raise ServiceError(f"{self.unit}: {e}") from e
+        if not _edits(wanted):
+            return prefix, words
+        plain = unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
+        reason = command_line.wrapper(plain)
+        if reason and wanted.command is None and (wanted.set or wanted.unset):
+            raise ServiceError(
+                f"launch edits need a unit whose ExecStart= runs sglang itself, but {reason}: "
+                f"{masking.shown(plain, self.secrets.values())}; give the whole `launch.command`"
+            )
+        in_files = set(self._env(texts)) - set(unitfile.environment(texts))
+        for name in sorted(in_files & set(wanted.env)):
+            raise ServiceError(
+                f"launch.env sets {name}, but an EnvironmentFile= of {self.unit} sets it, too, and wins"
+            )
+        units = type(wanted)(
+            command=None if wanted.command is None else [unitfile.to_unit(w) for w in wanted.command],
+            set={f: None if v is None else unitfile.to_unit(v) for f, v in wanted.set.items()},
+            unset=wanted.unset,
+        )
+        return ("" if wanted.command is not None else prefix), command_line.edit(words, units)
+
+    def describe(self) -> ServiceFacts:
+        with self.one_look():
+            return self._described()
+
+    def _described(self) -> ServiceFacts:
+        try:
+            shown = self._show()
+        except ServiceError as e:
+            return ServiceFacts(kind="systemd", state="absent", problem=str(e))
+        state = {"active": "active", "failed": "failed", "activating": "activating"}.get(
+            shown.get("ActiveState", ""), "inactive"
+        )
+        if shown.get("LoadState") != "loaded":
+            problem = f"there is no unit {self.unit} ({shown.get('LoadState', 'not-found')})"
+            return ServiceFacts(kind="systemd", state="absent", problem=problem)
+        pid = int(shown.get("MainPID") or 0)
+        command, new, problem, digest = [], [], "", ""
+        try:
+            texts = self._texts(shown, ours=True)
+            digest = base.digest(texts)
+            prefix, words = unitfile.exec_start(texts)
+            command = self._literal(words, shown, prefix, texts)
+            new = self._masked(self.future_argv())
+        except (ServiceError, unitfile.UnitError) as e:
+            problem = str(e)
+        where = self._container(pid)
+        return ServiceFacts(
+            kind="systemd",
+            state=state,
+            pid=pid,
+            command=self._masked(proc.argv(pid) or command),
+            new_command=new,
+            definition=shown.get("FragmentPath", ""),
+            drop_ins=shown.get("DropInPaths", "").split(),
+            listening=proc.port_open(self.endpoint.port),
+            container=where,
+            problem=self._problem(shown, where) or problem,
+            digest=digest,
+        )
+
+    def _container(self, pid: int) -> str:
+        """Also that of whoever holds the port: the unit of a container may run no more than its client."""
+        found = (container.of(one) for one in [pid, *sorted(proc.holders(self.endpoint.port))] if one)
+        return next((where for where in found if where), "")
+
+    def _problem(self, shown: dict[str, str], where: str) -> str:
+        if where:
+            return f"the service runs in a container ({where}); services in containers are not supported"
+        if os.geteuid() != 0:
+            return f"driving {self.unit} needs root: connect as root, or set `become: true`"
+        if self._unread(shown):
+            return (
+                f"{self.unit} was changed on disk since systemd read it: run `systemctl daemon-reload` "
+                "(or undo the change) first, so that what runs is what the files say"
+            )
+        later = [p for p in shown.get("DropInPaths", "").split() if Path(p).name > DROP_IN]
+        if later:
+            return f"drop-in {later[0]} sorts after ours ({DROP_IN}) and would win"
+        return ""
+
+    def _literal(self, words: list[str], shown: dict[str, str], prefix: str, texts: list[str]) -> list[str]:
+        return unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
+
+    def _masked(self, argv: list[str]) -> list[str]:
+        return masking.mask_argv(argv, self.secrets.values())
+
+    def environment(self) -> dict[str, str]:
+        try:
+            shown = self._show()
+            env = self._env(self._texts(shown, ours=False))
+        except ServiceError:
+            return {}
+        user = shown.get("User") or "root"
+        path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
+        return {**path, "HOME": _home(user), "USER": user, **env, **self.service.launch.env}
+
+    def future_argv(self) -> list[str]:
+        shown = self._show()
+        prefix, words = self._words(shown)
+        return self._literal(words, shown, prefix, self._texts(shown, ours=False))
+
+    def running_argv(self) -> list[str]:
+        try:
+            return proc.argv(int(self._show().get("MainPID") or 0))
+        except ServiceError:
+            return []
+
+    def owner(self) -> str:
+        try:
+            return self.service.user or self._show().get("User", "")
+        except ServiceError:
+            return self.service.user
+
+    def active(self) -> bool:
+        return self._show().get("ActiveState") in ("active", "activating", "reloading", "deactivating")
+
+    def started(self) -> bool:
+        return self.active() or bool(self.processes().members)
+
+    def ending(self) -> bool:
+        return self._show().get("ActiveState") == "deactivating" or super().ending()
+
+    def processes(self) -> Footprint:
+        shown = self._show()
+        found = proc.in_cgroup(shown.get("ControlGroup", "") or f"/system.slice/{self.unit}")
+        members = frozenset(p.key for p in found if p.pid != os.getpid())
+        return Footprint(int(shown.get("MainPID") or 0), members)
+
+    def alive(self) -> tuple[bool, str]:
+        shown = self._show()
+        main = proc.read(int(shown.get("MainPID") or 0))
+        self._main = main.key if main else (0, 0)
+        restarts, status = int(shown.get("NRestarts") or 0), shown.get("ExecMainStatus", "?")
+        ended = f"result {shown.get('Result', '?')}, exit status {status}"
+        if restarts > self._restarts:
+            return False, f"crash loop: systemd restarted it {restarts - self._restarts} times ({ended})"
+        state, sub = shown.get("ActiveState", ""), shown.get("SubState", "")
+        if sub == "auto-restart":
+            return False, f"crash loop: systemd is about to restart it ({ended})"
+        if state in ("active", "activating", "reloading"):
+            return True, f"{state} ({sub})"
+        return False, f"it is {state} ({ended})"
+
+    def main_lives(self) -> bool:
+        return self._main[0] > 0 and proc.alive(*self._main)
+
+    def _log_file(self) -> Path | None:
+        """Where StandardOutput= writes, when not to the journal."""
+        try:
+            lines = unitfile.effective(self._texts(self._show(), ours=True), "StandardOutput")
+        except ServiceError:
+            return None
+        match = re.match(r"(?:file|append|truncate):(/.*)", lines[-1]) if lines else None
+        return Path(match[1]) if match else None
+
+    def log_tail(self, lines: int = 15) -> list[str]:
+        path = self._log_file()
+        found = (
+            logs.tail(path, lines) if path else self._journal(["-o", "cat", "-n", str(lines)]).splitlines()
+        )
+        return [logs.line(self.mask(text.rsplit("\r", 1)[-1])) for text in found][-lines:]
+
+    def log_mark(self) -> str:
+        path = self._log_file()
+        if path is not None:
+            return str(path.stat().st_size) if path.exists() else ""
+        return self._journal(["-o", "export", "-n", "1", "--output-fields=__CURSOR"])
+
+    def _journal(self, options: list[str]) -> str:
+        if shutil.which("journalctl") is None:
+            return ""
+        since = [f"--since={self._started_at}"] if self._started_at else []
+        argv = ["journalctl", "--no-pager", "-q", "-u", self.unit, *since, *options]
+        try:
+            return bounded.call(argv, seconds=30.0).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+
+    # ---- changing -------------------------------------------------------------------------------------
+
+    def definition(self) -> dict[str, Any] | None:
+        """{"path", "content", "mode"}: our drop-in as it is, in base64; null where there is none."""
+        there = self.drop_in.exists()
+        content = base.encode(self.drop_in.read_bytes()) if there else None
+        mode = self.drop_in.stat().st_mode & 0o777 if there else None
+        return {"path": str(self.drop_in), "content": content, "mode": mode}
+
+    def apply_launch(self, ctx: Context) -> None:
+        try:
+            shown = self._show()
+            prefix, words = self._words(shown)
+        except ServiceError as e:
+            raise StepFailed(f"launch: {e}") from e
+        if _edits(self.service.launch):
+            text = unitfile.drop_in(prefix, words, self.service.launch.env, ctx.plan.run)
+            self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
+            # Not more open than the unit, which may hold a key.
+            mode = Path(shown["FragmentPath"]).stat().st_mode & 0o644
+            durable.replace(self.drop_in, text.encode(), mode)
+        else:
+            durable.remove(self.drop_in)
+        self._reload()
+        self._check_wins()
+
+    def _check_wins(self) -> None:
+        paths = self._show().get("DropInPaths", "").split()
+        if self.drop_in.exists() and (not paths or paths[-1] != str(self.drop_in)):
+            raise StepFailed(f"systemd does not read {self.drop_in} last: {' '.join(paths) or 'no drop-ins'}")
+
+    def restore_launch(self, ctx: Context, folder: Path) -> None:
+        record = Record.load(folder).definition
+        kept = (record or {}).get("content")
+        if kept is None:
+            existed = self.drop_in.exists()
+            durable.remove(self.drop_in)
+            if existed and not any(self.drop_in.parent.iterdir()):
+                self.drop_in.parent.rmdir()
+        elif kept != (self.definition() or {}).get("content"):
+            self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
+            durable.replace(self.drop_in, base.decode(kept), int((record or {}).get("mode", 0o644)))
+        else:
+            durable.tidy(self.drop_in)
+        self._reload()
+
+    def launch_restored(self, folder: Path) -> str:
+        kept = (Record.load(folder).definition or {}).get("content")
+        now = (self.definition() or {}).get("content")
+        if now != kept:
+            return f"{self.drop_in} is not what it was"
+        if self._unread(self._show()):
+            return f"systemd has not read {self.unit} again"
+        return ""
+
+    def terminate(self) -> None:
+        try:
+            systemctl.do("stop", self.unit)
+        except SystemctlError as e:
+            raise StepFailed(str(e)) from e
+
+    def start(self, ctx: Context) -> None:
+        if ctx.lock is not None:
+            ctx.lock.starts(True)  # the boot guard lets it pass
+        try:
+            # A crash loop of before would count against StartLimitBurst= and NRestarts.
+            systemctl.do("reset-failed", self.unit)
+        except SystemctlError as e:
+            ctx.progress(f"{e}")
+        self._started_at = _now()
+        try:
+            self._restarts = int(self._show().get("NRestarts") or 0)
+            systemctl.do("start", self.unit)
+        except (SystemctlError, ServiceError) as e:
+            raise StepFailed(str(e)) from e
+
+
+def _edits(wanted: Any) -> bool:
+    return bool(wanted.command is not None or wanted.set or wanted.unset or wanted.env)
+
+
+def _home(user: str) -> str:
+    try:
+        return pwd.getpwnam(user).pw_dir
+    except KeyError:
+        return "/"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,121 @@
+"""A systemd unit as files: the texts that define it, and the boot guard's drop-in beside them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...context import StepFailed
+from ...programs import systemctl
+from ...programs.systemctl import SystemctlError
+from ...state import durable, layout
+from ...wire.protocol import Service
+from ..base import ServiceControl, ServiceError
+from . import unitfile
+
+# Drop-ins are read in the order of their file names, whatever folder they are in.
+DROP_IN = "zzzz-ddtree-deploy.conf"
+_SHOWN = [
+    "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus",
+    "Result", "FragmentPath", "DropInPaths", "User", "NeedDaemonReload",
+]  # fmt: skip
+GUARD = "zzzz-ddtree-deploy-guard.conf"  # sorts before ours, after everybody else's
+
+
+class Unit(ServiceControl):
+    """What is known of a unit from its files and from `systemctl show`."""
+
+    units = Path("/etc/systemd/system")
+
+    def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
+        super().__init__(service, state_dir, secrets)
+        self.unit = service.unit if "." in service.unit else f"{service.unit}.service"
+        self.drop_in = self.units / f"{self.unit}.d" / DROP_IN
+        self.guard = self.drop_in.with_name(GUARD)
+        self._looks = 0  # `one_look`s that we are in
+        self._seen: dict[str, str] = {}  # what systemd said in the one at hand
+
+    def _show(self) -> dict[str, str]:
+        if self._seen:
+            return self._seen
+        try:
+            shown = systemctl.show(self.unit, _SHOWN)
+        except SystemctlError as e:
+            raise ServiceError(str(e)) from e
+        if self._looks:
+            self._seen = shown
+        return shown
+
+    @contextlib.contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Each systemctl costs both sides 10 ms of CPU."""
+        self._looks += 1
+        try:
+            yield
+        finally:
+            self._looks -= 1
+            if not self._looks:
+                self._seen = {}
+
+    def _texts(self, shown: dict[str, str], *, ours: bool) -> list[str]:
+        """The unit file and its drop-ins in order, with or without our own."""
+        paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
+        if ours and self.drop_in.exists() and str(self.drop_in) not in paths:
+            paths.append(str(self.drop_in))
+        texts = []
+        for path in paths:
+            if path and (ours or Path(path) != self.drop_in):
+                try:
+                    texts.append(Path(path).read_text())
+                except OSError as e:
+                    raise ServiceError(f"{path} cannot be read: {e.strerror}") from e
+        return texts
+
+    def _reload(self) -> None:
+        self._seen = {}
+        try:
+            systemctl.do("daemon-reload")
+        except SystemctlError as e:
+            raise StepFailed(str(e)) from e
+
+    def _unread(self, shown: dict[str, str]) -> bool:
+        """Somebody else changed the unit since systemd read it.
+
+        Our guard is read with the launch, or, when it goes, with that.
+        """
+        return shown.get("NeedDaemonReload") == "yes" and not self.guard.exists()
+
+    # ---- the boot guard -------------------------------------------------------------------------------
+
+    def guarded_unit(self) -> str:
+        return self.unit
+
+    def guard_folder_is_bare(self) -> bool:
+        folder = self.guard.parent
+        return folder.is_dir() and not any(folder.iterdir())
+
+    def put_guard(self, argv: list[str], run: str) -> None:
+        """Our command first, then the unit's own: none of those may meet half a change either.
+
+        A boot reads it. systemd at work reads it with the launch, which is put before any file is changed.
+        """
+        shown = self._show()
+        paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
+        try:
+            texts = [Path(p).read_text() for p in paths if p and Path(p) != self.guard]
+        except OSError as e:
+            raise ServiceError(f"{e.filename} cannot be read: {e.strerror}") from e
+        own = unitfile.effective(texts, "ExecStartPre")
+        self.guard.parent.mkdir(mode=0o755, exist_ok=True)
+        durable.replace(self.guard, unitfile.guard(argv, own, run).encode(), 0o644)
+
+    def remove_guard(self, *, keep_folder: bool) -> None:
+        there = self.guard.exists()
+        durable.remove(self.guard)
+        folder = self.guard.parent
+        if not keep_folder and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+            layout.sync_folder(folder.parent)
+        if there or self._show().get("NeedDaemonReload") == "yes":
+            self._reload()

@@ -1,0 +1,97 @@
+"""Append-only JSON lines, the single source of truth about a run. Fsynced around every mutation."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .layout import sync_folder
+
+
+class Journal:
+    """One writer (the runner, or a recovery of the same run); any number of readers by offset.
+
+    `secrets` never reach the file. With `tolerant` (while undoing) a full disk loses lines, not the undo.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.secrets: list[str] = []
+        self.tolerant = False
+        self._lock = threading.Lock()
+        events, whole = read(path)
+        self._n = events[-1]["n"] if events else 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if path.stat().st_size != whole:  # the torn last line of a crash: nobody acted on it
+            os.ftruncate(self._fd, whole)
+            os.fsync(self._fd)
+        if not events:
+            sync_folder(path.parent)
+
+    def write(self, event: str, *, sync: bool = False, **data: Any) -> dict[str, Any]:
+        """Append one event; with `sync` it is on disk when this returns."""
+        with self._lock:
+            entry = {"n": self._n + 1, "t": round(time.time(), 3), "e": event, **data}
+            try:
+                self._append(self._masked(json.dumps(entry, separators=(",", ":"))).encode() + b"\n")
+                self._n += 1
+                if sync:
+                    os.fsync(self._fd)
+            except OSError:
+                if not self.tolerant:
+                    raise
+            return entry
+
+    def _append(self, line: bytes) -> None:
+        """All of the line or nothing: a disk that fills up must not leave half a line in the middle."""
+        start = os.fstat(self._fd).st_size
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            os.ftruncate(self._fd, start)
+            raise
+
+    def _masked(self, line: str) -> str:
+        for secret in self.secrets:
+            line = line.replace(json.dumps(secret)[1:-1], "***")
+        return line
+
+    def close(self) -> None:
+        os.fsync(self._fd)
+        os.close(self._fd)
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """All complete events, and the length in bytes of the complete part. A missing file has none."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    whole = raw.rfind(b"\n") + 1
+    return [json.loads(line) for line in raw[:whole].splitlines()], whole
+
+
+class Tail:
+    """Whole lines of a journal from a byte offset."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self.offset = offset
+
+    def read(self) -> bytes:
+        """What is new, up to the last newline."""
+        try:
+            with self._path.open("rb") as f:
+                f.seek(self.offset)
+                data = f.read(1 << 20)
+        except FileNotFoundError:
+            return b""
+        data = data[: data.rfind(b"\n") + 1]
+        self.offset += len(data)
+        return data
