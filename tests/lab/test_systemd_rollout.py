@@ -269,7 +269,8 @@ def test_systemd_says_the_same_over_its_bus_and_to_systemctl(add_hosts: AddHosts
     wait_for(host.generates, "the stub service")
     script = """
         import sys; sys.path.insert(0, "/root/runner.pyz")
-        from onhost.service import bus, systemctl, unit
+        from onhost.programs import dbus as bus, systemctl
+        from onhost.service.systemd import unit
         for name in sys.argv[1:]:
             seen = bus.show(name, unit._SHOWN, seconds=60)
             there, bus.SOCKET = bus.SOCKET, "/nowhere"

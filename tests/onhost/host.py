@@ -44,7 +44,7 @@ class Facts:
 drop = Facts()
 sys.meta_path.insert(0, drop)
 sys.path.insert(0, {sources!r})
-from onhost.boot import wait
+from onhost.entry.boot import wait
 sys.path.pop(0)
 sys.exit(wait(b"", {ahead}, drop))
 """

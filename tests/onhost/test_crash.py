@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddtree_deploy.onhost.context import Context
-from ddtree_deploy.onhost.recovery import orphans
-from ddtree_deploy.onhost.run import runner
+from ddtree_deploy.onhost.run import resume, runner
 from ddtree_deploy.onhost.state import layout, releases
 from ddtree_deploy.onhost.state.journal import read
 from ddtree_deploy.onhost.state.lock import FileLock, SiteLock
@@ -147,9 +146,9 @@ class Site:
         lock.acquire("recovery", "me", "recover")
         alive = FileLock(self.site_dir / "runs" / run / layout.ALIVE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(orphans, "FileLock", lambda path: alive)
+            patch.setattr(resume, "FileLock", lambda path: alive)
             try:
-                return orphans.run_recovery(self.site_dir / "runs" / run, lock.fd)
+                return resume.run_recovery(self.site_dir / "runs" / run, lock.fd)
             finally:  # what the end of the process does
                 alive.release()
                 lock._lock.release()

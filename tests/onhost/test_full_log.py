@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 GOES_ON = """
-from ddtree_deploy.onhost.undo import log_traceback
+from ddtree_deploy.onhost.run.undo import log_traceback
 try:
     raise OSError(28, "No space left on device")
 except OSError:

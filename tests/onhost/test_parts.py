@@ -65,7 +65,18 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
         (b"no tar at all", "not a readable tar.gz"),
         (tar({"blobs/x": "x" * 100_000})[:-50], "not a readable tar.gz"),
     ],
-    ids=["absolute", "above", "dots", "empty part", "symlink", "hard link", "device", "fifo", "no tar", "cut"],
+    ids=[
+        "absolute",
+        "above",
+        "dots",
+        "empty part",
+        "symlink",
+        "hard link",
+        "device",
+        "fifo",
+        "no tar",
+        "cut",
+    ],
 )
 def test_an_archive_is_not_trusted(tmp_path: Path, data: bytes, why: str) -> None:
     path = tmp_path / "a" / "payload.tar.gz"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.onhost import service as services
 from ddtree_deploy.onhost.context import StepFailed, StepSkipped
 from ddtree_deploy.onhost.service import proc, stopping
+from ddtree_deploy.onhost.service.base import ServiceError
 from ddtree_deploy.onhost.service.sglang_api import Endpoint, generate, server_info
 from ddtree_deploy.onhost.wire.protocol import Launch, StepSpec
 
@@ -53,7 +53,7 @@ def test_a_supervised_service_starts_stops_and_leaves_nothing(lab: Lab) -> None:
 def test_the_first_start_needs_a_whole_command(lab: Lab) -> None:
     control = of(lab.context(lab.service()))
     assert "`launch.command` must give its whole command line" in control.describe().problem
-    with pytest.raises(services.ServiceError):
+    with pytest.raises(ServiceError):
         control.future_argv()
 
 
