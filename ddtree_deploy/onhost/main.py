@@ -1,4 +1,4 @@
-"""The commands of the zipapp."""
+"""The commands of the runner."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-USAGE = (
-    "launch RUN_DIR PLAN_LEN PAYLOAD_LEN | run RUN_DIR | follow RUN_DIR OFFSET | recover SITE_DIR | "
-    "unlock SITE_DIR SECONDS"
-)
+USAGE = "run RUN_DIR | follow RUN_DIR OFFSET | recover SITE_DIR | unlock SITE_DIR SECONDS"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
     commands: dict[str, tuple[int, Callable[[list[str]], int]]] = {
-        "launch": (3, _launch),
         "run": (1, _run),
         "follow": (2, _follow),
         "recover": (1, _recover),
         "unlock": (2, _unlock),
-        "guard": (2, _guard),  # by systemd, before it starts the service; the zipapp looks at the lock first
+        "guard": (2, _guard),  # by systemd, before it starts the service; `__main__` looks at the lock first
         "recover-run": (2, _recover_run),  # internal: a recovery of one run, with its venv's lock inherited
     }
     count, command = commands.get(words[0] if words else "", (-2, _run))
@@ -29,12 +25,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"usage: {USAGE}", file=sys.stderr)
         return 2
     return command(words[1:])
-
-
-def _launch(words: list[str]) -> int:
-    from .entry.launch import launch
-
-    return launch(Path(words[0]), int(words[1]), int(words[2]))
 
 
 def _run(words: list[str]) -> int:

@@ -27,8 +27,6 @@ from ddtree_deploy.planning.plan_files import Wanted, check_bases, check_folders
 from ddtree_deploy.planning.plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
 from ddtree_deploy.planning.variants import PACKAGE, choose, sglang_version
 
-GUESS_LIMIT = 256 << 10  # bytes that may travel for nothing
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -135,17 +133,6 @@ def make_rollout(
 
 def _archive(payload: Payload, variant: Variant, playbook: Playbook) -> bytes:
     return archive.build({**payload.archive_entries(variant), **playbook.attachments})
-
-
-def likely_archive(payload: Payload, playbook: Playbook, before: str) -> bytes:
-    """The archive that a rollout will need, unless the host has changed: of the variant that was used there
-    `before`, else of the first. Empty where it is so large that it should not be sent on a guess.
-    """
-    variant = next((v for v in payload.variants if v.name == before), payload.variants[0])
-    if sum(map(len, payload.archive_entries(variant).values())) > 10 * GUESS_LIMIT:
-        return b""
-    made = _archive(payload, variant, playbook)
-    return made if len(made) <= GUESS_LIMIT else b""
 
 
 def make_rollback(

@@ -14,7 +14,7 @@ from ddtree_deploy.errors import ContactLost, DeployError, RollbackIncomplete, T
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.protocol import HEARTBEAT_S
 from ddtree_deploy.running.interrupts import Interrupts
-from ddtree_deploy.running.remote import Cargo, explain_exec, parse_event
+from ddtree_deploy.running.remote import explain_exec, parse_event
 from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded, transport_error
 from ddtree_deploy.text import safe, size
 
@@ -57,7 +57,7 @@ class Follower:
     _told: bool = False  # the host has our interrupt
     _down_until: float = 0.0  # the host said that it goes down; until then its silence is no surprise
 
-    def launch(self, link: Link, stream: Stream, cargo: Cargo) -> dict[str, Any]:
+    def launch(self, link: Link, stream: Stream, cargo: bytes) -> dict[str, Any]:
         """Send the cargo, which starts the runner, and follow it. Returns its `end` event.
 
         stream: the process that gave the facts over this link.
@@ -70,16 +70,15 @@ class Follower:
             RollbackIncomplete: the runner ended without a verdict.
         """
         try:
-            stream.send(cargo.data[:-1])
+            stream.send(cargo[:-1])
             self.interrupts.hold()
-            stream.send(cargo.data[-1:])
+            stream.send(cargo[-1:])
         except LinkLost as error:
             rc = stream.exit_status(5.0) if link.alive else None
             if rc is None:
                 raise transport_error(self.host, "launch", f"{error}; nothing was started") from error
             raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
-        carried = len(cargo.data)
-        self.emit({"e": "sent", "bytes": carried, "text": f"{size(carried)}: {cargo.what}"})
+        self.emit({"e": "sent", "bytes": len(cargo), "text": f"{size(len(cargo))}: plan and payload"})
         return self._follow(link, stream)
 
     def attach(self, link: Link) -> dict[str, Any]:

@@ -99,14 +99,6 @@ class Record:
                 continue  # a damaged record; `history` names it
         return ""
 
-    def variant(self, host: str) -> str:
-        """The payload's variant in the last run that was recorded here for a host; "" where there is none."""
-        run = self.newest(host)
-        if not run:
-            return ""
-        plan = json.loads((self.folder / "runs" / run / "plan.json").read_text(encoding="utf-8"))
-        return str(plan.get("variant", ""))
-
     def resume(self, run: str) -> RunRecord | None:
         """The record of a run whose end was not seen here, to be completed; None for any other run."""
         folder = self.folder / "runs" / run

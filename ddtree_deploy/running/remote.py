@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.state import codecache
 from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import (
     FACTS_MARK,
-    PROTOCOL,
-    SOURCES_MARK,
     FactsRequest,
     Plan,
     ProtocolError,
@@ -38,7 +35,6 @@ class Answer:
 
     facts: Facts
     stream: Stream
-    ahead: bytes  # the payload that it has already
 
     def close(self) -> None:
         """Nothing is to begin. Waits for the process: a host may allow one session at a time."""
@@ -55,21 +51,19 @@ def ask_facts(link: Link, host: Host, request: FactsRequest) -> Facts:
     return answer.facts
 
 
-def ask(link: Link, host: Host, request: FactsRequest, ahead: bytes = b"") -> Answer:
+def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
     """The exec of a rollout: first what the host is. Leaves no file there.
-
-    ahead: the payload that the cargo will probably need. It travels while the host looks at itself.
 
     Raises:
         InputError: the host has no such Python.
         TransportError: the connection failed, or sudo wants a password.
         GateFailed: the host's Python ran but could not answer.
     """
-    program = zipapp.facts_program(replace(request, runner=zipapp.runner_digest()), ahead=len(ahead))
-    stream, said = _ask(link, host, program, ahead)
+    program = zipapp.facts_program(request)
+    stream, said = _ask(link, host, program)
     if isinstance(said, Finished) and become.wanted(host, said):
         become.ask(link)  # before all else that is run there: what follows knows the password
-        stream, said = _ask(link, host, program, ahead)
+        stream, said = _ask(link, host, program)
     if isinstance(said, Finished):
         raise explain_exec(host, "facts", said.rc, said.out, said.err)
     try:
@@ -82,59 +76,25 @@ def ask(link: Link, host: Host, request: FactsRequest, ahead: bytes = b"") -> An
             state=NOTHING_DONE,
             next_command="ddtree-deploy --version (is another version's state on this host?)",
         ) from error
-    return Answer(facts, stream, ahead)
+    return Answer(facts, stream)
 
 
-def _ask(link: Link, host: Host, program: zipapp.Program, ahead: bytes) -> tuple[Stream, bytes | Finished]:
+def _ask(link: Link, host: Host, program: zipapp.Program) -> tuple[Stream, bytes | Finished]:
     # A login script may print before us: the answer is the marked line, wherever it is.
     return link.ask(
         link.command(host.python, "-I", "-S", "-c", program.code),
-        (program.request, ahead),
+        program.stdin,
         answer=FACTS_MARK.encode(),
-        more=(SOURCES_MARK.encode(), program.sources),
         timeout=FACTS_S,
         stage="facts",
     )
 
 
-def runner_on(facts: Facts) -> str:
-    """Where the host keeps the very runner that we would send; "" where it does not."""
-    if not facts.runner_kept:
-        return ""
-    state_dir = facts.site_dir.rsplit("/", 2)[0]  # STATE/sites/KEY
-    return codecache.kept_runner(state_dir, zipapp.runner_digest())
-
-
-@dataclass(frozen=True)
-class Cargo:
-    """What the process that gave the facts gets on stdin, to launch a run."""
-
-    run_dir: str
-    data: bytes
-    what: str = "runner, plan and payload"
-
-    @classmethod
-    def of(cls, plan: Plan, run_dir: str, payload: bytes, kept: str = "", ahead: bytes = b"") -> Cargo:
-        """Header line, then zipapp, plan and payload, back to back.
-
-        kept: the host has the zipapp there. ahead: the payload that was sent ahead; it is not sent again.
-        """
-        known = bool(payload) and payload == ahead
-        runner = b"" if kept else zipapp.runner()
-        text = json.dumps(to_dict(plan), separators=(",", ":")).encode()
-        header = {
-            "protocol": PROTOCOL,
-            "run_dir": run_dir,
-            "runner": len(runner),
-            "kept": kept,
-            "plan": len(text),
-            "payload": 0 if known else len(payload),
-            "ahead": known,
-        }
-        what = "runner and plan; the payload went ahead" if known else cls.what
-        return cls(
-            run_dir, json.dumps(header).encode() + b"\n" + runner + text + (b"" if known else payload), what
-        )
+def cargo(plan: Plan, run_dir: str, payload: bytes) -> bytes:
+    """What the process that gave the facts gets on stdin, to launch a run: a header line, plan, payload."""
+    text = json.dumps(to_dict(plan), separators=(",", ":")).encode()
+    header = {"run_dir": run_dir, "plan": len(text), "payload": len(payload)}
+    return json.dumps(header).encode() + b"\n" + text + payload
 
 
 def run_dir_of(facts: Facts, run: str) -> str:

@@ -9,7 +9,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -24,13 +23,13 @@ from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
-from ddtree_deploy.running import local_step, signing, zipapp
+from ddtree_deploy.running import local_step, signing
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record, RunRecord
 from ddtree_deploy.running.recovery import recover_orphan
-from ddtree_deploy.running.remote import Cargo, ask, run_dir_of, runner_on
+from ddtree_deploy.running.remote import ask, cargo, run_dir_of
 from ddtree_deploy.running.view import View
 
 NOTHING_DONE = "nothing was touched"
@@ -142,13 +141,10 @@ def run_host(host: Host, job: Job) -> Outcome:
 def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     begun = time.monotonic()
     key = host.secrets()  # bad input is found before the host is asked
-    with ThreadPoolExecutor(1) as pool:
-        packing = pool.submit(_pack, host, job)  # while we wait for the network
-        link = session.dial()
-        ahead = packing.result()
+    link = session.dial()
     emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
     begun = time.monotonic()
-    answer = ask(link, host, plan.facts_request(host, job.payload), ahead)
+    answer = ask(link, host, plan.facts_request(host, job.payload))
     facts = answer.facts
     emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
     refuse_if_locked(host, facts)
@@ -158,7 +154,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         recovered = recover_orphan(host, link, facts, facts.orphan.run, emit)
         if recovered.exit_code:
             return recovered
-        answer = ask(link, host, plan.facts_request(host, job.payload), ahead)
+        answer = ask(link, host, plan.facts_request(host, job.payload))
         facts = answer.facts
     options = RunOptions.at(
         datetime.now(timezone.utc),
@@ -191,19 +187,12 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         interrupts=job.interrupts,
         patience=job.patience,
     )
-    cargo = Cargo.of(made.plan, run_dir, made.archive, runner_on(facts), answer.ahead)
     emit.record = _record(job.record, made, facts)
     emit.launched = True
     job.launching(host.name, made.plan.run)  # now: this process may not live to see the end
-    return of_end(host.name, job.action, follower.launch(link, answer.stream, cargo))
-
-
-def _pack(host: Host, job: Job) -> bytes:
-    """All that is sent and does not depend on what the host is. Returns the payload that it will need."""
-    zipapp.pack()
-    if job.payload is None or job.make is not None:
-        return b""
-    return plan.likely_archive(job.payload, job.playbook, job.record.variant(host.name))
+    return of_end(
+        host.name, job.action, follower.launch(link, answer.stream, cargo(made.plan, run_dir, made.archive))
+    )
 
 
 def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:

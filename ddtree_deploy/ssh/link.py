@@ -12,7 +12,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -87,18 +87,15 @@ class Link:
     def ask(
         self,
         command: str,
-        stdin: Iterable[bytes] = (),
+        stdin: bytes,
         *,
         answer: bytes,
-        more: tuple[bytes, bytes],
         timeout: float,
         stage: str,
     ) -> tuple[Stream, bytes | Finished]:
         """Start a command and wait for its line that begins with `answer`; the command goes on after it.
 
         Returns the command, and the rest of that line, or how the command ended without one.
-        `stdin`: each part in packets of its own, so that a short one does not wait for a long one behind it.
-        `more`: a word, and what stdin gets as well once the command has written that word.
 
         Raises:
             TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
@@ -107,8 +104,7 @@ class Link:
         stream = self.stream(command, stage=stage)
         noise = b""
         with self._bounded(timeout, deadline, stage) as dog:
-            for part in stdin:
-                self._feed(stream, part, dog)
+            self._feed(stream, stdin, dog)
             while True:
                 try:
                     line = stream.line(max(0.0, deadline - time.monotonic()))
@@ -118,8 +114,6 @@ class Link:
                     raise LinkLost("no answer in time")
                 if line.startswith(answer):
                     return stream, line.removeprefix(answer)
-                if line == more[0]:
-                    self._feed(stream, more[1], dog)
                 noise = (noise + line + b"\n")[-NOISE_LIMIT:]
 
     @contextlib.contextmanager

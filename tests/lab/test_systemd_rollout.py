@@ -284,7 +284,7 @@ def test_systemd_says_the_same_over_its_bus_and_to_systemctl(add_hosts: AddHosts
         except bus.Refused as refused:
             print(refused)
     """
-    host.path("/root/runner.pyz").write_bytes(zipapp.runner())
+    host.path("/root/runner.pyz").write_bytes(zipapp.archive())
     host.path("/root/ask.py").write_text(textwrap.dedent(script))
     done = host.run("python3 -I /root/ask.py sglang.service ssh.service nosuch.service getty@tty1.service")
     assert "nosuch.service not found" in done.stdout

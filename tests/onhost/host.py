@@ -36,17 +36,14 @@ SMOKE = (
     "assert [e.value for e in m.entry_points(group='sglang.srt.plugins')] == ['sglang_ddtree.worker:load']\n"
     "print('ok', sglang.srt.spec.algorithm(), sglang_ddtree.worker.NAME)\n"
 )
-# As the facts end: their modules came from somewhere else, and a run may begin.
+# As the facts end: a run may begin.
 WAIT = """
 import sys
-class Facts:
-    def find_spec(self, name, path=None, target=None): return None
-drop = Facts()
-sys.meta_path.insert(0, drop)
 sys.path.insert(0, {sources!r})
-from onhost.entry.boot import wait
-sys.path.pop(0)
-sys.exit(wait(b"", {ahead}, drop))
+from onhost.entry.launch import launch
+from onhost.entry.receive import line
+header = line(0)
+sys.exit(launch(header, open({sources!r}, "rb").read()) if header else 0)
 """
 
 
@@ -167,7 +164,8 @@ class Host:
         self.runs += 1
         values: dict[str, Any] = {
             "protocol": 1,
-            "run": f"20261129T1745{self.runs:02d}-abcdef",
+            # Of no other host: a recovery ends processes by it.
+            "run": f"20261129T1745{self.runs:02d}-{sha(str(self.root))[:6]}",
             "action": "rollout",
             "host": "testhost",
             "who": "tester@desk",
@@ -216,36 +214,17 @@ class Host:
         *,
         cut: int | None = None,
         python: str = "",
-        kept: Path | None = None,
-        ahead: bytes | None = None,
     ) -> Session:
-        """The wait after the facts, with header, runner, plan and payload on stdin.
+        """The wait after the facts, with header, plan and payload on stdin.
 
         `cut`: only so many bytes, then the end.
-
-        `kept`: the runner is not sent, it is there. `ahead`: sent before all else, perhaps the payload.
         """
         raw = json.dumps(plan).encode()
-        runner = b"" if kept else self.runner
-        head = {
-            "protocol": 1,
-            "run_dir": str(self.run_dir(plan["run"])),
-            "runner": len(runner),
-            "kept": str(kept or ""),
-            "plan": len(raw),
-            "payload": 0 if ahead == archive else len(archive),
-            "ahead": ahead == archive,
-        }
-        data = (ahead or b"") + json.dumps(head).encode() + b"\n" + runner + raw
-        data += b"" if ahead == archive else archive
-        argv = [
-            python or self.python,
-            "-I",
-            "-S",
-            "-c",
-            WAIT.format(sources=str(self.root / "facts.pyz"), ahead=len(ahead or b"")),
-        ]
-        (self.root / "facts.pyz").write_bytes(self.runner)
+        head = {"run_dir": str(self.run_dir(plan["run"])), "plan": len(raw), "payload": len(archive)}
+        data = json.dumps(head).encode() + b"\n" + raw + archive
+        sources = self.root / "facts.pyz"
+        sources.write_bytes(self.runner)
+        argv = [python or self.python, "-I", "-S", "-c", WAIT.format(sources=str(sources))]
         session = self._spawn(argv, plan["run"])
         assert session.process.stdin is not None
         session.process.stdin.write(data if cut is None else data[:cut])

@@ -11,7 +11,7 @@ from typing import Any
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import inventory
 from ddtree_deploy.onhost.wire.facts import Facts
-from ddtree_deploy.onhost.wire.protocol import FACTS_MARK, SOURCES_MARK, FactsRequest, from_dict
+from ddtree_deploy.onhost.wire.protocol import FACTS_MARK, FactsRequest, from_dict
 from ddtree_deploy.running.remote import explain_exec
 from ddtree_deploy.running.zipapp import facts_program
 
@@ -24,11 +24,7 @@ def run(host: Host, *refs: str, **changed: Any) -> subprocess.CompletedProcess[b
     request = FactsRequest(1, str(host.state), list(refs), **changed)
     program = facts_program(request)
     argv = [host.python, "-I", "-S", "-c", program.code]
-    for words in (program.request, program.request + program.sources):
-        done = subprocess.run(argv, input=words, capture_output=True, check=False, timeout=DEADLINE_S)
-        if SOURCES_MARK.encode() not in done.stdout:
-            break
-    return done
+    return subprocess.run(argv, input=program.stdin, capture_output=True, check=False, timeout=DEADLINE_S)
 
 
 def ask(host: Host, *refs: str, **changed: Any) -> Facts:
@@ -136,7 +132,7 @@ def test_a_request_of_another_version_is_refused_in_one_line(host: Host) -> None
     program = facts_program(FactsRequest(99, "", []))
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program.code],
-        input=program.request + program.sources,
+        input=program.stdin,
         capture_output=True,
         check=False,
         timeout=DEADLINE_S,

@@ -64,7 +64,7 @@ def test_a_start_that_the_run_asked_for_passes(site: Path, restarts: list[str]) 
 
 def test_a_start_that_the_run_asked_for_waits_for_no_module_of_ours(site: Path, tmp_path: Path) -> None:
     runner = tmp_path / "runner.pyz"
-    runner.write_bytes(zipapp.runner())
+    runner.write_bytes(zipapp.archive())
     lock = SiteLock(site)
     lock.acquire("run", "me", "rollout")
     argv = [sys.executable, "-I", "-S", "-X", "importtime", str(runner), "guard", str(site), UNIT]

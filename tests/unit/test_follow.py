@@ -12,7 +12,6 @@ from ddtree_deploy.errors import ContactLost, DeployError, GateFailed, RollbackI
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
-from ddtree_deploy.running.remote import Cargo
 from ddtree_deploy.ssh import LinkLost, StreamEnded, Traffic
 
 HOST = Host("ct1", "10.0.0.1", "/v/bin/python")
@@ -98,7 +97,7 @@ class Watch:
 
     def launch(self) -> dict[str, Any]:
         link = self.links[0]
-        return self.follower.launch(link, link.stream(""), Cargo("/s/runs/r1", b"cargo"))  # type: ignore[arg-type]
+        return self.follower.launch(link, link.stream(""), b"cargo")  # type: ignore[arg-type]
 
     def kinds(self) -> list[str]:
         return [event["e"] for event in self.events]

@@ -1,65 +1,70 @@
-"""What `boot` becomes: take plan and payload from fd 0, check them, start the runner, follow it."""
+"""A run begins: take plan and payload from fd 0, check them, start the runner, follow it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from ..programs import detach
 from ..run.follow import follow
 from ..staging import archive
-from ..state import codecache, layout
+from ..state import code, layout
 from ..venv.files import Files
 from ..wire import kinds
 from ..wire.protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
-from . import signature
+from . import receive, signature
 
 RESERVE_BYTES = 256 * 1024
 
 
-def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
-    """Returns the run's exit code; 2 for a plan that this runner does not take, with nothing left behind."""
+def launch(header: bytes, sources: bytes) -> int:
+    """Returns the run's exit code; for what this runner does not take 1, 2 or 4, with nothing left behind.
+
+    header: `{"run_dir": ..., "plan": N, "payload": N}`, their lengths on fd 0. sources: our own, as a zip.
+    """
     os.umask(0o077)
+    made: list[Path] = []
     try:
-        receive(0, run_dir / layout.PLAN, plan_length)
-        if not (run_dir / layout.PAYLOAD).exists():  # it came ahead
-            receive(0, run_dir / layout.PAYLOAD, payload_length)
+        head = json.loads(header)
+        run_dir = Path(head["run_dir"])
+        _make(run_dir, made)
+        code.place(run_dir, sources)  # first: what is found here after a power cut has what recovers it
+        receive.into_file(0, run_dir / layout.PLAN, head["plan"])
+        receive.into_file(0, run_dir / layout.PAYLOAD, head["payload"])
         accept(run_dir)
         (run_dir / "logs").mkdir(mode=0o700)
         (run_dir / layout.RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
-        layout.sync_folder(run_dir)
-        layout.sync_folder(run_dir.parent)
+        for folder in (run_dir, *(path.parent for path in made)):
+            layout.sync_folder(folder)
     except EOFError as error:
-        return _refuse(run_dir, 4, str(error))
+        return _refuse(made, 4, str(error))
     except (ProtocolError, archive.BadArchive) as error:
-        return _refuse(run_dir, 2, f"the plan was refused: {error}")
+        return _refuse(made, 2, f"the plan was refused: {error}")
+    except ValueError as error:
+        return _refuse(made, 4, f"the connection ended within the request: {error}")
     except OSError as error:
-        return _refuse(run_dir, 1, f"cannot write {run_dir}: {error.strerror or error}")
+        where = f": {error.filename}" if error.filename else ""
+        return _refuse(made, 1, f"cannot start on the host: {error.strerror or error}{where}")
     detach.start(run_dir)
-    codecache.store()
-    codecache.keep_runner()
     return follow(run_dir, 0)
 
 
-def receive(fd: int, path: Path, length: int) -> None:
-    """Exactly `length` bytes of `fd` into a new file, durably; not one byte more is read. Raises EOFError."""
-    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        while length:
-            data = os.read(fd, min(length, 1 << 20))
-            if not data:
-                raise EOFError(f"the connection ended {length} bytes before the end of {path.name}")
-            length -= len(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(out, view) :]
-        os.fsync(out)
-    finally:
-        os.close(out)
+def _make(run_dir: Path, made: list[Path]) -> None:
+    """A new run folder, and those that it lies in; each is added to `made` at once."""
+    for folder in (*reversed(run_dir.parents), run_dir):
+        try:
+            folder.mkdir(mode=0o700)
+            made.append(folder)
+        except FileExistsError:
+            if folder == run_dir:
+                raise FileExistsError(17, "the run folder exists already", str(run_dir)) from None
+    # As long as this process lives the run has a launch; never closed.
+    fcntl.flock(os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def accept(run_dir: Path) -> Plan:
@@ -119,22 +124,23 @@ def hostile(plan: Plan) -> str:
     return ""
 
 
-def _refuse(run_dir: Path, code: int, reason: str) -> int:
+def _refuse(made: list[Path], exit_code: int, reason: str) -> int:
     """One `end` line, and no trace of the run."""
-    shutil.rmtree(run_dir, ignore_errors=True)
+    if made:
+        shutil.rmtree(made[-1], ignore_errors=True)
+    for folder in reversed(made[:-1]):
+        with contextlib.suppress(OSError):  # others may use it already
+            folder.rmdir()
     event = {
         "e": "end",
-        "run": run_dir.name,
+        "run": made[-1].name if made else "",
         "verdict": "fail",
-        "exit": code,
+        "exit": exit_code,
         "state": STATE_UNTOUCHED,
         "step": "launch",
         "reason": reason,
         "next": "",
     }
-    try:
-        sys.stdout.write(json.dumps(event, separators=(",", ":")) + "\n")
-        sys.stdout.flush()
-    except OSError:
-        pass
-    return code
+    with contextlib.suppress(OSError):
+        print(json.dumps(event, separators=(",", ":")), flush=True)
+    return exit_code

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..programs import bounded, detach
-from ..state import codecache, layout, releases
+from ..programs import detach
+from ..state import layout, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
 from ..state.lock import read_owner
@@ -26,17 +26,13 @@ RELEASES = 20
 OWNER_S = 2.0
 
 
-def main(request: dict[str, Any] | str, begun: bounded.Call) -> int:
-    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1.
-
-    begun: the probe of this interpreter's packages, started before we were imported.
-    """
+def main(request: bytes) -> int:
+    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1."""
     try:
-        value = json.loads(request) if isinstance(request, str) else request
-        asked: FactsRequest = from_dict(FactsRequest, value)
+        asked: FactsRequest = from_dict(FactsRequest, json.loads(request))
         if asked.protocol != PROTOCOL:
             raise ProtocolError(f"protocol {asked.protocol}, this is {PROTOCOL}")
-        facts = gather(asked, begun)
+        facts = gather(asked)
     except (ProtocolError, site_facts.ProbeError, OSError, ValueError) as error:
         print(f"facts: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -44,10 +40,10 @@ def main(request: dict[str, Any] | str, begun: bounded.Call) -> int:
     return 0
 
 
-def gather(asked: FactsRequest, begun: bounded.Call) -> Facts:
+def gather(asked: FactsRequest) -> Facts:
     """Raises ProbeError when the interpreter cannot say where its packages are."""
     python = sys.executable
-    site = site_facts.answer(begun)
+    site = site_facts.ask(python, asked.package)
     package = site.packages.get(asked.package)
     folder = package.folder if package else ""
     state = layout.state_dir(asked.state_dir)
@@ -96,7 +92,6 @@ def gather(asked: FactsRequest, begun: bounded.Call) -> Facts:
         systemd=detach.has_systemd(),
         bases=bases,
         kept=kept,
-        runner_kept=codecache.has_runner(state, asked.runner),
         base_contents=_base_contents(site_dir, bases) if asked.contents else {},
         warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
         attempts=releases.attempts(site_dir),

@@ -12,7 +12,7 @@ from ..programs import bounded
 from ..service import proc
 from ..wire.facts import Gpu, Process
 from ..wire.masking import escape, mask_argv
-from .site_probe import MARK
+from .site_facts import MARK
 
 GPU_S = 20.0
 

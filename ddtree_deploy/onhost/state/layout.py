@@ -12,7 +12,7 @@ from typing import Any
 
 JOURNAL = "journal.jsonl"
 PLAN = "plan.json"
-RUNNER = "runner.pyz"
+RUNNER = "runner.pyz"  # a link to our sources (`code`); of older versions a zipapp. Python runs either
 PAYLOAD = "payload.tar.gz"
 ALIVE = "alive"  # flock held by the process that writes the journal
 WATCHED = "watched"  # touched by the followers at each heartbeat of their controller
@@ -95,7 +95,7 @@ def booted_since(file: Path) -> bool:
     try:
         ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])  # proc(5): starttime
         since = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-        return file.stat().st_ctime < time.time() - since
+        return file.lstat().st_ctime < time.time() - since
     except (OSError, ValueError, IndexError):
         return False
 

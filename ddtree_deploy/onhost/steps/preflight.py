@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from ..context import Context, StepFailed
-from ..facts import host_facts, site_facts, site_probe
-from ..programs import bounded
+from ..facts import host_facts, site_facts
 from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
@@ -28,16 +27,10 @@ FS_APPEND = 0x20
 
 
 def do(ctx: Context) -> str:
-    """All checks, cheap ones first, while the venv's interpreter is at work on its answer."""
-    package = os.path.basename(ctx.plan.package_dir) or "sglang"
-    try:
-        begun = site_probe.begin(ctx.plan.python, package)
-    except OSError as error:
-        raise StepFailed(f"the venv's Python does not answer: {error}") from None
-    with begun:
-        seen = [_drift(ctx), _disk(ctx)]
-        service = _service(ctx)
-        seen += [_interpreter(ctx, begun), _gpus(ctx), _alone(ctx, service)]
+    """All checks, cheap ones first."""
+    seen = [_drift(ctx), _disk(ctx)]
+    service = _service(ctx)
+    seen += [_interpreter(ctx), _gpus(ctx), _alone(ctx, service)]
     if service is not None:
         seen.append(_models(ctx))
     return "; ".join(s for s in seen if s)
@@ -104,12 +97,12 @@ def _disk(ctx: Context) -> str:
     return f"{least // 1024**2} MiB free"
 
 
-def _interpreter(ctx: Context, begun: bounded.Call) -> str:
+def _interpreter(ctx: Context) -> str:
     """The venv's Python still finds site-packages and the package where the plan says."""
     plan = ctx.plan
-    package = os.path.basename(plan.package_dir) if plan.package_dir else ""
+    package = os.path.basename(plan.package_dir)
     try:
-        site = site_facts.answer(begun)
+        site = site_facts.ask(plan.python, package or "sglang")
     except site_facts.ProbeError as error:
         raise StepFailed(f"the venv's Python does not answer: {error}") from None
     if site.purelib != plan.site:

@@ -113,7 +113,6 @@ class Facts:
     bases: list[str] = field(default_factory=list)  # digests kept in bases/
     warnings: list[str] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)  # the live release first, then what it replaced, ...
-    runner_kept: bool = False  # the runner asked about is in the state folder, and need not be sent
     base_contents: dict[str, str] = field(default_factory=dict)  # digest -> zlib + base64, when asked for
     driver: str = ""  # NVIDIA's kernel module
     cuda: str = ""  # that torch was built for

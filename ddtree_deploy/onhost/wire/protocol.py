@@ -17,7 +17,6 @@ HEARTBEAT_S = 5.0
 # A follower whose controller has been silent this long ends itself; the runner is not affected.
 HEARTBEAT_LOST_S = 30.0
 FACTS_MARK = "DDTREE-FACTS "
-SOURCES_MARK = "DDTREE-SOURCES"  # the host asks for the modules of the facts script
 
 
 class ProtocolError(ValueError):
@@ -117,7 +116,6 @@ class FactsRequest:
     also_stop: list[str] = field(default_factory=list)  # command substrings allowed to share the venv
     contents: bool = False  # send the text of the files in `refs` and of installed files (for diffs)
     package: str = "sglang"
-    runner: str = ""  # SHA-256 of the controller's runner: does the host have it from an earlier run?
 
 
 @dataclass(frozen=True)
