@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -434,8 +433,9 @@ def test_the_api_key_is_in_no_record_no_journal_no_process_list_and_no_evidence(
     file.write_text(yaml.safe_dump(data))
     secrets = (key, "hf_verySecret4711")
     seen: set[str] = set()
+    unpacked: list[str] = []
     over = threading.Event()
-    watch = threading.Thread(target=watch_process_list, args=(secrets, seen, over))
+    watch = threading.Thread(target=watch_process_list, args=(secrets, seen, unpacked, over))
     watch.start()
     try:
         done = serving.start("rollout", "box", "--yes", BOX_KEY=key).finish(300)
@@ -443,7 +443,7 @@ def test_the_api_key_is_in_no_record_no_journal_no_process_list_and_no_evidence(
         over.set()
         watch.join()
     assert done.code == 0, done
-    assert seen == set()
+    assert seen == set() and unpacked, "it has looked"
     shown = [json.dumps(done.events) + done.stderr]
     assert serving.plain("report", "last", "-o", "report.html").returncode == 0
     for command in (["show", "last"], ["show", "last", "--json"], ["history"]):
@@ -460,14 +460,17 @@ def test_the_api_key_is_in_no_record_no_journal_no_process_list_and_no_evidence(
     assert not [p for p in holding if serving.work in p.parents]
 
 
-def watch_process_list(secrets: tuple[str, ...], seen: set[str], over: threading.Event) -> None:
+def watch_process_list(
+    secrets: tuple[str, ...], seen: set[str], unpacked: list[str], over: threading.Event
+) -> None:
     """Every command line that any process has while we look, as `ps` would show it."""
     while not over.wait(0.02):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 for packed in re.findall(r"b64decode\('([^']*)'\)", text):  # who looks can unpack it, too
-                    text += zlib.decompress(base64.b64decode(packed)).decode()
+                    text += base64.b64decode(packed).decode()
+                    unpacked.append(packed)
                 seen.update(text for secret in secrets if secret in text)
 
 
