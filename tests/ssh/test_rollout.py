@@ -469,7 +469,7 @@ def watch_process_list(
             with contextlib.suppress(OSError):
                 text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 for packed in re.findall(r"b64decode\('([^']*)'\)", text):  # who looks can unpack it, too
-                    text += base64.b64decode(packed).decode()
+                    text += base64.b64decode(packed).decode(errors="replace")
                     unpacked.append(packed)
                 seen.update(text for secret in secrets if secret in text)
 
