@@ -125,6 +125,7 @@ class Controller:
         self.folder = folder
         self.hosts = {host.name: host for host in hosts}
         self.lab = next(iter(self.hosts.values())).lab
+        self.product = ""  # a folder with another version of the product; "" for the one under test
         folder.mkdir(parents=True, exist_ok=True)
         self.write_hosts({name: host.inventory(**fields) for name, host in self.hosts.items()})
 
@@ -147,7 +148,7 @@ class Controller:
                 text=True,
                 cwd=self.folder,
                 start_new_session=True,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **({"PYTHONPATH": self.product} if self.product else {}), **(env or {})},
             )
         return Running(process, argv)
 
