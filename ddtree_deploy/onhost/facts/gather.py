@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..programs import bounded, detach
+from ..programs import bounded, systemctl
 from ..state import codecache, layout, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
@@ -93,7 +93,7 @@ def gather(asked: FactsRequest, begun: bounded.Call) -> Facts:
         gpus=gpus,
         processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
         service=service,
-        systemd=detach.has_systemd(),
+        systemd=systemctl.booted(),
         bases=bases,
         kept=kept,
         runner_kept=codecache.has_runner(state, asked.runner),

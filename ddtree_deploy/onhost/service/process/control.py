@@ -326,7 +326,7 @@ class ProcessControl(ServiceControl):
         path = self.folder / "start.json"
         durable.replace(path, json.dumps(todo).encode(), 0o600)
         ctx.progress(f"starting: {masking.shown(spec.argv, self.known_secrets())}")
-        unit = self._unit() if spawn.systemd_is_init() and not os.geteuid() else ""
+        unit = self._unit() if systemctl.can_run() else ""
         try:
             pid = self._launch(path, unit)
         except (OSError, subprocess.SubprocessError) as e:

@@ -75,7 +75,7 @@ class Unit(ServiceControl):
     def _reload(self) -> None:
         self._seen = {}
         try:
-            systemctl.do("daemon-reload")
+            systemctl.run("daemon-reload")
         except SystemctlError as e:
             raise StepFailed(str(e)) from e
 
