@@ -13,6 +13,7 @@ from ..programs import detach
 from ..run.follow import follow
 from ..staging import archive
 from ..state import codecache, layout
+from ..venv.disk import sync_folder
 from ..venv.files import Files
 from ..wire import kinds
 from ..wire.protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
@@ -31,8 +32,8 @@ def launch(run_dir: Path, plan_length: int, payload_length: int) -> int:
         accept(run_dir)
         (run_dir / "logs").mkdir(mode=0o700)
         (run_dir / layout.RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
-        layout.sync_folder(run_dir)
-        layout.sync_folder(run_dir.parent)
+        sync_folder(run_dir)
+        sync_folder(run_dir.parent)
     except EOFError as error:
         return _refuse(run_dir, 4, str(error))
     except (ProtocolError, archive.BadArchive) as error:

@@ -72,7 +72,7 @@ def gather(asked: FactsRequest, begun: bounded.Call) -> Facts:
         home=account.pw_dir,
         os=host_facts.os_name(),
         kernel=os.uname().release,
-        boot_id=host_facts.boot_id(),
+        boot_id=layout.boot_id(),
         python=python,
         python_version=site.python_version,
         site=site.purelib,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .layout import sync_folder
+from ..venv.disk import sync_folder
 
 
 class Journal:
