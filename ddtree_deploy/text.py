@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
+from ddtree_deploy.onhost.wire.masking import escape
+
 
 def safe(text: object, limit: int = 2000) -> str:
-    """One line without control characters: they are shown as escapes (`\\x1b`), tabs as blanks.
-
-    A terminal must never obey what a host prints, and a line must not read as what it is not (bidirectional
-    overrides, zero-width characters); a log must get one line.
-    """
-    out = []
-    for char in str(text)[: limit + 1]:
-        if char == "\t":
-            out.append(" ")
-        elif not char.isprintable():
-            code = ord(char)
-            out.append(
-                f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
-            )
-        else:
-            out.append(char)
-    return "".join(out[:limit]) + ("..." if len(out) > limit else "")
+    """One line without control characters (see `escape`), tabs as blanks."""
+    line = str(text)
+    return escape(line[:limit]).replace("\t", " ") + ("..." if len(line) > limit else "")
 
 
 def shortened(line: str, limit: int = 2000, tail: int = 800) -> str:

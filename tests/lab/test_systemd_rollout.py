@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddtree_deploy.running import zipapp
 from tests.lab.controller import Controller, Result
 from tests.lab.fake_venv import VENV, site_packages
 from tests.lab.hosts import Host, wait_for
@@ -262,30 +260,3 @@ def test_words_with_percent_dollar_and_spaces_reach_the_server_as_they_are(
     assert argv[argv.index("--fake-control") + 1] == MOOD
     deployment.rollback().expect(0)
     deployment.assert_as_before()
-
-
-def test_systemd_says_the_same_over_its_bus_and_to_systemctl(add_hosts: AddHosts) -> None:
-    (host,) = add_hosts(1)
-    wait_for(host.generates, "the stub service")
-    script = """
-        import sys; sys.path.insert(0, "/root/runner.pyz")
-        from onhost.programs import dbus as bus, systemctl
-        from onhost.service.systemd import unit
-        for name in sys.argv[1:]:
-            seen = bus.show(name, unit._SHOWN, seconds=60)
-            there, bus.SOCKET = bus.SOCKET, "/nowhere"
-            assert systemctl.show(name, unit._SHOWN) == seen, (name, seen)
-            bus.SOCKET = there
-        bus.manage("ResetFailedUnit", sys.argv[1], seconds=60)
-        bus.manage("StopUnit", sys.argv[1], "replace", seconds=60)
-        bus.manage("Reload", seconds=60)
-        try:
-            bus.manage("StartUnit", "nosuch.service", "replace", seconds=60)
-        except bus.Refused as refused:
-            print(refused)
-    """
-    host.path("/root/runner.pyz").write_bytes(zipapp.archive())
-    host.path("/root/ask.py").write_text(textwrap.dedent(script))
-    done = host.run("python3 -I /root/ask.py sglang.service ssh.service nosuch.service getty@tty1.service")
-    assert "nosuch.service not found" in done.stdout
-    wait_for(lambda: host.unit()["ActiveState"] == "inactive", "the stop that was asked for")

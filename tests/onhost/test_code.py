@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     made = run_at(tmp_path)
-    monkeypatch.setattr(code, "_sync", full)
+    monkeypatch.setattr(code, "sync", full)
     with pytest.raises(OSError, match="No space"):
         code.place(made, zipapp.archive())
     assert not (tmp_path / code.CODE).exists()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ddtree_deploy.onhost.context import Context
 from ddtree_deploy.onhost.run import resume, runner
-from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state import durable, layout, releases
 from ddtree_deploy.onhost.state.journal import read
 from ddtree_deploy.onhost.state.lock import FileLock, SiteLock
 from ddtree_deploy.onhost.venv import bytecode, tree
@@ -127,7 +127,7 @@ class Site:
         )  # fmt: skip
         run_dir = self.site_dir / "runs" / run
         run_dir.mkdir(parents=True)
-        layout.write_json(run_dir / layout.PLAN, to_dict(plan))
+        durable.write_json(run_dir / layout.PLAN, to_dict(plan))
         (run_dir / layout.PAYLOAD).write_bytes(archive)
         return plan
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost.entry import launch
-from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state import durable, layout
 from ddtree_deploy.onhost.wire.protocol import Plan, ProtocolError, StepSpec, Target, from_dict, to_dict
 
 from .test_crash import Site
@@ -112,5 +112,5 @@ def hostile(site: Site, path: str, kinds: tuple[str, ...] = ("lock", "backup", "
 
 
 def rewritten(site: Site, plan: Plan) -> Plan:
-    layout.write_json(site.site_dir / "runs" / plan.run / layout.PLAN, to_dict(plan))
+    durable.write_json(site.site_dir / "runs" / plan.run / layout.PLAN, to_dict(plan))
     return plan

@@ -20,7 +20,7 @@ from ddtree_deploy.onhost.context import Context, UndoFailed
 from ddtree_deploy.onhost.programs import detach
 from ddtree_deploy.onhost.run import interruption
 from ddtree_deploy.onhost.staging import archive
-from ddtree_deploy.onhost.state import layout, releases
+from ddtree_deploy.onhost.state import durable, layout, releases
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.steps import install
 from ddtree_deploy.onhost.wire.masking import escape
@@ -174,7 +174,7 @@ def test_five_backups_are_kept_and_those_that_are_needed(tmp_path: Path) -> None
     """Run 01 is live, and 00 was the good one before it; 02 never ended; the others came and went."""
     for number in range(12):
         add_run(tmp_path, f"{number:02d}", *(ENDED if number != 2 else ({"e": "locked"},)))
-    layout.write_json(tmp_path / "installed.json", {"release": "01"})
+    durable.write_json(tmp_path / "installed.json", {"release": "01"})
     rows = [
         {"run": "00", "previous": "", "verdict": "good"},
         {"run": "01", "previous": "00", "verdict": "good"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost.recovery import orphans
-from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state import durable, layout
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.state.lock import FileLock, Held, SiteLock
 
@@ -81,7 +81,7 @@ def test_who_takes_the_lock_removes_what_dead_writers_left_half_written(tmp_path
     for folder in (run_dir, bases):
         folder.mkdir(parents=True)
     files = (tmp_path / "installed.json", run_dir / layout.PLAN, bases / "0123abcd")
-    left = [layout.temp_of(path) for path in files]
+    left = [durable.temp_of(path) for path in files]
     for path in (*files, *left):
         path.write_text(json.dumps({}))
     lock = SiteLock(tmp_path)

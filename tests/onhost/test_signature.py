@@ -11,7 +11,7 @@ import pytest
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.entry import launch, signature
-from ddtree_deploy.onhost.state import layout
+from ddtree_deploy.onhost.state import durable, layout
 from ddtree_deploy.onhost.wire.protocol import Plan, ProtocolError, to_dict
 from ddtree_deploy.running.signing import sign
 
@@ -42,7 +42,7 @@ def site(tmp_path: Path, keys: dict[str, Path]) -> Site:
 
 def accept(site: Site, plan: Plan) -> None:
     folder = site.site_dir / "runs" / plan.run
-    layout.write_json(folder / layout.PLAN, to_dict(plan))
+    durable.write_json(folder / layout.PLAN, to_dict(plan))
     launch.accept(folder)
 
 

@@ -23,9 +23,9 @@ HOUSE = (
     "planning",
     "inputs",
     "ssh",
+    "text",
     "onhost",
     "errors",
-    "text",
 )
 ONHOST = (
     "main",

@@ -14,6 +14,7 @@ from ..programs import detach
 from ..run.follow import follow
 from ..staging import archive
 from ..state import code, layout
+from ..venv.disk import sync
 from ..venv.files import Files
 from ..wire import kinds
 from ..wire.protocol import PROTOCOL, STATE_UNTOUCHED, Plan, ProtocolError, from_dict
@@ -40,7 +41,7 @@ def launch(header: bytes, sources: bytes) -> int:
         (run_dir / "logs").mkdir(mode=0o700)
         (run_dir / layout.RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
         for folder in (run_dir, *(path.parent for path in made)):
-            layout.sync_folder(folder)
+            sync(folder)
     except EOFError as error:
         return _refuse(made, 4, str(error))
     except (ProtocolError, archive.BadArchive) as error:

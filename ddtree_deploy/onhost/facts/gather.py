@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..programs import detach
+from ..programs import systemctl
 from ..state import layout, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
@@ -68,7 +68,7 @@ def gather(asked: FactsRequest) -> Facts:
         home=account.pw_dir,
         os=host_facts.os_name(),
         kernel=os.uname().release,
-        boot_id=host_facts.boot_id(),
+        boot_id=layout.boot_id(),
         python=python,
         python_version=site.python_version,
         site=site.purelib,
@@ -89,7 +89,7 @@ def gather(asked: FactsRequest) -> Facts:
         gpus=gpus,
         processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
         service=service,
-        systemd=detach.has_systemd(),
+        systemd=systemctl.booted(),
         bases=bases,
         kept=kept,
         base_contents=_base_contents(site_dir, bases) if asked.contents else {},

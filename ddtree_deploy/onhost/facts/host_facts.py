@@ -11,7 +11,7 @@ from pathlib import Path
 from ..programs import bounded
 from ..service import proc
 from ..wire.facts import Gpu, Process
-from ..wire.masking import escape, mask_argv
+from ..wire.masking import escape
 from .site_facts import MARK
 
 GPU_S = 20.0
@@ -28,13 +28,6 @@ def os_name() -> str:
             if line.startswith("PRETTY_NAME="):
                 return line.partition("=")[2].strip().strip("\"'")
     return os.uname().sysname
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def gpus() -> tuple[list[Gpu], str]:
@@ -97,8 +90,7 @@ def users_of(site: str, python: str, service_pid: int, allowed: list[str]) -> li
         command = " ".join(argv)
         if any(text in command for text in allowed):
             continue
-        shown = mask_argv(argv)
-        found.append(Process(pid, escape(" ".join(shown))[:200]))
+        found.append(Process(pid, proc.command(pid, 200)))
     return found
 
 

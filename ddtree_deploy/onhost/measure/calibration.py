@@ -10,7 +10,7 @@ from typing import Any
 
 from ..judge.agreement import identity_differences
 from ..judge.stats import RestartSpread
-from ..state import layout
+from ..state import durable, layout
 
 FILE = "calibration.json"
 FORMAT = 1
@@ -42,7 +42,7 @@ class Known:
 def save(site_dir: Path, identity: dict[str, str], spread: RestartSpread, more: dict[str, Any]) -> None:
     """Keep a measured spread with what it belongs to."""
     data = {"format": FORMAT, "identity": identity, "sd": spread.sd, "restarts": spread.restarts, **more}
-    layout.write_json(site_dir / FILE, data)
+    durable.write_json(site_dir / FILE, data)
 
 
 def load(site_dir: Path, identity: dict[str, str], assumed: float | None) -> Known:

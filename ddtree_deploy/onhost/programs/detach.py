@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from ..state import layout
-
-
-def has_systemd() -> bool:
-    """Is PID 1 systemd (sd_booted)?"""
-    return Path("/run/systemd/system").is_dir()
+from . import systemctl
 
 
 def unit_name(run: str) -> str:
@@ -52,7 +47,7 @@ def start(run_dir: Path) -> None:
     """Start the runner of `run_dir`: a transient unit where that is possible, else a session of its own."""
     logs = run_dir / "logs"
     logs.mkdir(mode=0o700, exist_ok=True)
-    if os.geteuid() == 0 and has_systemd() and shutil.which("systemd-run"):
+    if systemctl.can_run():
         try:
             made = subprocess.run(
                 systemd_command(run_dir),

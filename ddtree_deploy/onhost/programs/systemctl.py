@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
-from . import bounded, dbus
+from . import bounded
 
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 ANSWER_S = 5.0
 SHOW_S = 30.0
 DO_S = 120.0
-VERBS = {
-    "start": ("StartUnit", "replace"),
-    "stop": ("StopUnit", "replace"),
-    "reset-failed": ("ResetFailedUnit",),
-    "daemon-reload": ("Reload",),
-}
 LOOK_S = 0.1
 UNANSWERED = ("", "offline", "unknown")  # what `is-system-running` says when nobody does
 
@@ -28,9 +22,19 @@ class SystemctlError(Exception):
     """systemctl failed or is not there; the message is its own."""
 
 
-def run(*args: str, seconds: float = 60.0) -> str:
+def booted() -> bool:
+    """Is PID 1 systemd?"""
+    return BOOTED.is_dir()
+
+
+def can_run() -> bool:
+    """Whether `systemd-run` can start a transient unit of the system manager."""
+    return os.geteuid() == 0 and booted() and shutil.which("systemd-run") is not None
+
+
+def run(*args: str, seconds: float = DO_S) -> str:
     """stdout of `systemctl ARGS`. Raises SystemctlError."""
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "SYSTEMD_PAGER": ""}
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         done = bounded.call(["systemctl", "--no-pager", *args], seconds=seconds, env=env)
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -48,7 +52,7 @@ def stopping() -> bool:
     Nobody answers while PID 1 executes itself anew, which passes, and once it has become the program that
     ends all processes, this one too: so an answer is waited for.
     """
-    if not BOOTED.is_dir():
+    if not booted():
         return False
     end = time.monotonic() + ANSWER_S
     while True:
@@ -61,29 +65,8 @@ def stopping() -> bool:
         time.sleep(LOOK_S)
 
 
-def do(verb: str, *units: str) -> None:
-    """One of VERBS; a start or stop is not waited for. Raises SystemctlError."""
-    method, *mode = VERBS[verb]
-    if os.geteuid() == 0:
-        try:
-            dbus.manage(method, *units, *mode, seconds=DO_S)
-        except dbus.Refused as error:
-            raise SystemctlError(f"systemctl {' '.join([verb, *units])}: {error}") from error
-        except dbus.BusError:
-            pass
-        else:
-            return
-    run(verb, *(["--no-block"] if mode else []), *units, seconds=DO_S)
-
-
 def show(unit: str, names: list[str]) -> dict[str, str]:
-    """Properties of a unit. A property that comes more than once is joined with newlines."""
-    if os.geteuid() == 0:
-        with contextlib.suppress(dbus.BusError):
-            return dbus.show(unit, names, seconds=SHOW_S)
-    found: dict[str, str] = {}
-    for line in run("show", unit, f"--property={','.join(names)}", seconds=SHOW_S).splitlines():
-        name, equals, value = line.partition("=")
-        if equals:
-            found[name] = f"{found[name]}\n{value}" if name in found else value
-    return found
+    """Properties of a unit, of one moment: one call, however many. Raises SystemctlError."""
+    lines = run("show", unit, f"--property={','.join(names)}", seconds=SHOW_S).splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {name: value for name, equals, value in pairs if equals}

@@ -17,7 +17,7 @@ from ..programs import bounded
 from ..recovery import boot_guard, commit, deferral
 from ..service.base import ServiceError
 from ..staging.stage import remove_stage
-from ..state import layout, releases
+from ..state import durable, layout, releases
 from ..state.journal import Journal, read
 from ..state.lock import FileLock
 from ..wire import kinds
@@ -312,4 +312,4 @@ def _forget_secrets(ctx: Context) -> None:
     data = layout.read_json(ctx.run_dir / layout.PLAN)
     if isinstance(data, dict) and data.get("secrets"):
         with contextlib.suppress(OSError):
-            layout.write_json(ctx.run_dir / layout.PLAN, {**data, "secrets": {}})
+            durable.write_json(ctx.run_dir / layout.PLAN, {**data, "secrets": {}})

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from ..context import Context, StepFailed
 from ..programs import bounded
-from ..wire.masking import escape, mask_argv
 from . import proc
 
 ASK_S = 20.0
@@ -111,12 +110,10 @@ def _said(now: dict[str, Memory], which: set[str], fraction: float, limit_s: flo
     for uuid in sorted(which, key=lambda u: now[u].index):
         memory = now[uuid]
         need = f", {fraction * memory.total:.0f} MiB needed" if fraction else " and still changing"
-        held = [f"process {pid} ({_command(pid)}) holds {mib} MiB" for u, pid, mib in users() if u == uuid]
+        held = [
+            f"process {pid} ({proc.command(pid)}) holds {mib} MiB" for u, pid, mib in users() if u == uuid
+        ]
         parts.append(
             f"GPU {memory.index}: {memory.free} MiB free{need}: {', '.join(held) or 'no process is shown'}"
         )
     return f"GPU memory is not free {limit_s:.0f} s after the stop: {'; '.join(parts)}"
-
-
-def _command(pid: int) -> str:
-    return escape(" ".join(mask_argv(proc.argv(pid))))[:160] or "?"

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..wire.masking import escape, mask_argv
+
 PROC = Path("/proc")
 _LISTEN = "0A"
 # Children that SGLang's processes spawn show these instead of the server's command line.
@@ -207,8 +209,9 @@ def marked(name: str, value: str) -> set[int]:
 
 
 def command(pid: int, limit: int = 160) -> str:
-    """The command line for people, cut."""
-    text = " ".join(" ".join(argv(pid)).split()) or "?"  # a renamed process pads its new name
+    """The command line for people: one line, secrets masked, cut."""
+    # A renamed process pads its new name.
+    text = escape(" ".join(" ".join(mask_argv(argv(pid))).split())) or "?"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

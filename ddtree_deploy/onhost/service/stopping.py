@@ -8,7 +8,6 @@ import signal
 import time
 
 from ..context import Context, StepFailed
-from ..wire.masking import mask_argv
 from . import proc
 from .base import Footprint, ServiceControl
 from .sglang_api import Endpoint, running_requests
@@ -74,7 +73,7 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
             killed, began = True, time.monotonic()
             limit_s = 10.0
             for pid in sorted(left):
-                ctx.progress(f"SIGKILL to process {pid}: {_command(pid)}")
+                ctx.progress(f"SIGKILL to process {pid}: {proc.command(pid, 200)}")
                 _kill(pid, signal.SIGKILL)
         ctx.pause(proc.pause(waited, *_POLL_S))
 
@@ -93,7 +92,7 @@ def leftovers(
     control: ServiceControl, left: set[int], busy: dict[int, set[int]], waited: float, killed: bool
 ) -> str:
     """One line that names what is still there."""
-    parts = [f"process {pid} ({_command(pid)})" for pid in sorted(left)]
+    parts = [f"process {pid} ({proc.command(pid, 200)})" for pid in sorted(left)]
     parts += [f"port {port} is held" for port, holders in sorted(busy.items()) if not holders]
     ports = ", ".join(str(port) for port in sorted(busy))
     text = f"still there after {waited:.0f} s: {'; '.join(parts)}" + (f" on port {ports}" if ports else "")
@@ -101,11 +100,6 @@ def leftovers(
         "; SIGKILL did not end it" if killed else "; end it by hand, or allow it with `stop: {kill: true}`"
     )
     return control.mask(text)
-
-
-def _command(pid: int) -> str:
-    text = " ".join(" ".join(mask_argv(proc.argv(pid))).split()) or "?"
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _signal(before: Footprint, left: set[int], sig: signal.Signals) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 from ..context import Context, StepFailed
 from ..programs.process import other_user
-from ..service.base import ServiceControl, ServiceError
-from ..service.kind import control
-from ..state import layout
+from ..service import serving
+from ..service.base import ServiceError
+from ..state import durable, layout
 from ..venv.files import Entry, sha256
 from ..wire.protocol import Target
 
@@ -52,7 +52,7 @@ def run_as(ctx: Context) -> str:
 def _service_user(ctx: Context) -> str:
     assert ctx.plan.service is not None
     try:
-        return control_of(ctx).owner() or ctx.plan.service.user
+        return serving.control_of(ctx).owner() or ctx.plan.service.user
     except (ServiceError, OSError):  # preflight refuses such a service, with the reason
         return ctx.plan.service.user
 
@@ -62,12 +62,6 @@ def _venv_owner(ctx: Context) -> str:
         return pwd.getpwuid(os.stat(ctx.plan.site).st_uid).pw_name
     except (KeyError, OSError):
         return ""
-
-
-def control_of(ctx: Context) -> ServiceControl:
-    """The control of the plan's service. Raises ServiceError."""
-    assert ctx.plan.service is not None
-    return control(ctx.plan.service, ctx.state_dir, ctx.plan.secrets)
 
 
 def public_folder(ctx: Context) -> Path:
@@ -106,7 +100,7 @@ def remove_stage(ctx: Context) -> None:
 
 
 def save(ctx: Context, wanted: list[Wanted]) -> None:
-    layout.write_json(ctx.stage_dir / "wanted.json", [dataclasses.asdict(w) for w in wanted])
+    durable.write_json(ctx.stage_dir / "wanted.json", [dataclasses.asdict(w) for w in wanted])
 
 
 def wanted(ctx: Context) -> list[Wanted]:

@@ -18,6 +18,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from ..venv.disk import sync
 from . import layout
 
 CODE = "code"
@@ -62,22 +63,14 @@ def _unpack(folder: Path, sources: zipfile.ZipFile) -> None:
         compileall.compile_dir(fresh, quiet=2, stripdir=str(fresh), prependdir=str(folder))
         for place, _, names in os.walk(fresh):
             for name in (*names, ""):
-                _sync(os.path.join(place, name))
+                sync(os.path.join(place, name))
         fresh.rename(folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         with contextlib.suppress(OSError):  # there are other versions
             folder.parent.rmdir()
         raise
-    _sync(folder.parent)
-
-
-def _sync(path: str | Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(folder.parent)
 
 
 def _clean(state_dir: Path, current: Path) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .layout import sync_folder
+from ..venv.disk import sync
 
 
 class Journal:
@@ -30,7 +30,7 @@ class Journal:
             os.ftruncate(self._fd, whole)
             os.fsync(self._fd)
         if not events:
-            sync_folder(path.parent)
+            sync(path.parent)
 
     def write(self, event: str, *, sync: bool = False, **data: Any) -> dict[str, Any]:
         """Append one event; with `sync` it is on disk when this returns."""

@@ -51,43 +51,12 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """Replace a state file as a whole, 0600; with `sync` it survives a power cut."""
-    temp = temp_of(path)
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "w") as f:
-            json.dump(value, f, indent=1, sort_keys=True)
-            f.flush()
-            if sync:
-                os.fsync(f.fileno())
-        temp.rename(path)
-    except BaseException:
-        temp.unlink(missing_ok=True)
-        raise
-    if sync:
-        sync_folder(path.parent)
-
-
-def temp_of(path: Path) -> Path:
-    """Where a state file is written before it takes its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 def sweep(site_dir: Path) -> None:
     """Remove what writers who died left half-written in a venv's state. Only for who holds its lock."""
     for pattern in (".*.tmp", "*/.*.tmp", "runs/*/.*.tmp"):
         for temp in site_dir.glob(pattern):
             with contextlib.suppress(OSError):
                 temp.unlink()
-
-
-def sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def booted_since(file: Path) -> bool:

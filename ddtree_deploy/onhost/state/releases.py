@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..venv.disk import sync
 from ..venv.files import sha256
 from ..wire.protocol import Plan, to_dict
-from . import layout
+from . import durable, layout
 from .held import is_held
 from .journal import read as read_journal
 
@@ -51,17 +52,7 @@ def keep_base(site_dir: Path, data: bytes) -> str:
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / digest
     if base(site_dir, digest) is None:
-        temp = layout.temp_of(folder / digest)
-        try:
-            with temp.open("wb") as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            temp.rename(path)
-        except BaseException:
-            temp.unlink(missing_ok=True)
-            raise
-        layout.sync_folder(folder)
+        durable.replace(path, data)
     return digest
 
 
@@ -78,7 +69,7 @@ def save_previous(site_dir: Path, run_dir: Path) -> None:
     """Keep what installed.json says before this run; once."""
     path = run_dir / layout.PREVIOUS
     if not path.exists():
-        layout.write_json(path, installed(site_dir))
+        durable.write_json(path, installed(site_dir))
 
 
 def commit(plan: Plan, run_dir: Path, made_dirs: list[str], verdict: str = "good") -> None:
@@ -88,10 +79,9 @@ def commit(plan: Plan, run_dir: Path, made_dirs: list[str], verdict: str = "good
     previous = layout.read_json(run_dir / layout.PREVIOUS)
     new = _wanted_installed(plan, site_dir, previous, made_dirs)
     if new is None:
-        (site_dir / INSTALLED).unlink(missing_ok=True)
-        layout.sync_folder(site_dir)
+        durable.remove(site_dir / INSTALLED)
     else:
-        layout.write_json(site_dir / INSTALLED, new)
+        durable.write_json(site_dir / INSTALLED, new)
     _append(plan, site_dir, verdict, (previous or {}).get("release", ""))
 
 
@@ -187,7 +177,7 @@ def _write_line(site_dir: Path, entry: dict[str, Any]) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    layout.sync_folder(site_dir)
+    sync(site_dir)
 
 
 def attempts(site_dir: Path) -> dict[str, str]:

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from ..context import Context, StepFailed
-from ..staging.stage import control_of
-from ..state import layout, releases
+from ..service import serving
+from ..state import durable, layout, releases
 from ..venv import bytecode, tree
 from ..venv.files import Entry
 
@@ -33,10 +33,10 @@ def do(ctx: Context) -> str:
             bases += 1
     if ctx.plan.service is not None:
         ctx.progress("recording the service")
-        control_of(ctx).record(folder)
+        serving.control_of(ctx).record(folder)
     releases.save_previous(ctx.state_dir, ctx.run_dir)
-    layout.write_json(folder / "tree.json", {r: tree.snapshot(r) for r in roots(ctx)})
-    layout.write_json(folder / layout.MANIFEST, {"entries": [dataclasses.asdict(e) for e in entries]})
+    durable.write_json(folder / "tree.json", {r: tree.snapshot(r) for r in roots(ctx)})
+    durable.write_json(folder / layout.MANIFEST, {"entries": [dataclasses.asdict(e) for e in entries]})
     present = [e for e in entries if e.kind != "absent"]
     linked = sum(1 for e in present if e.stored and (folder / e.stored).stat().st_nlink > 1)
     ctx.result(paths=len(entries), present=len(present), hard_links=linked, bases=bases)

@@ -10,6 +10,7 @@ from typing import Any
 from ..context import Context, StepFailed, UndoFailed
 from ..programs.process import run_process
 from ..recovery import boot_guard
+from ..service import serving
 from ..staging import stage
 from ..staging.stage import Wanted
 from ..state import releases
@@ -55,7 +56,7 @@ def _require_down(ctx: Context) -> None:
     """What `stop` ended is still down; until now a start by hand was not kept from it."""
     if ctx.plan.service is None or all(s.kind != "stop" for s in ctx.plan.steps):
         return
-    if stage.control_of(ctx).active():
+    if serving.control_of(ctx).active():
         raise StepFailed("the service was started by somebody after it had been stopped")
 
 
@@ -169,7 +170,7 @@ def _launch(ctx: Context) -> str:
     """The command line of the next start."""
     if ctx.plan.service is None:
         return ""
-    control = stage.control_of(ctx)
+    control = serving.control_of(ctx)
     ctx.intent(op="launch")
     if ctx.plan.action == "rollback" and ctx.plan.undoes:
         control.restore_launch(ctx, ctx.state_dir / "runs" / ctx.plan.undoes / "backup")
@@ -184,7 +185,7 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     for intent in reversed(intents):
         op = intent["op"]
         if op == "launch":
-            stage.control_of(ctx).restore_launch(ctx, ctx.backup_dir)
+            serving.control_of(ctx).restore_launch(ctx, ctx.backup_dir)
         elif op == "place":
             entry = Entry(**intent["before"])
             files.sweep(os.path.dirname(entry.path))
@@ -230,7 +231,7 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
         elif intent["op"] == "rmdir" and files.look(intent["path"]).kind != "dir":
             wrong.append(f"the folder {intent['path']} is missing")
     if any(i["op"] == "launch" for i in intents):
-        difference = stage.control_of(ctx).launch_restored(ctx.backup_dir)
+        difference = serving.control_of(ctx).launch_restored(ctx.backup_dir)
         if difference:
             wrong.append(difference)
     if wrong:

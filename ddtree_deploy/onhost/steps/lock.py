@@ -8,7 +8,7 @@ from typing import Any
 
 from ..context import Context, StepFailed
 from ..recovery import deferral, orphans
-from ..state.layout import write_json
+from ..state.durable import write_json
 from ..state.lock import Held, SiteLock
 
 

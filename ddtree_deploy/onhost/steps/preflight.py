@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..context import Context, StepFailed
 from ..facts import host_facts, site_facts
+from ..service import serving
 from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
@@ -121,7 +122,7 @@ def _service(ctx: Context) -> ServiceFacts | None:
     """The service can be driven. From here on its secrets are masked in all that is written."""
     if ctx.plan.service is None:
         return None
-    control = stage.control_of(ctx)
+    control = serving.control_of(ctx)
     with control.one_look():
         facts = control.describe()
         if facts.problem:
@@ -156,7 +157,7 @@ def _alone(ctx: Context, service: ServiceFacts | None) -> str:
 
 def _models(ctx: Context) -> str:
     """Local model and draft folders of the future command line exist and can be read."""
-    argv = stage.control_of(ctx).future_argv()
+    argv = serving.control_of(ctx).future_argv()
     seen = []
     for flag in ("--model-path", "--model", "--speculative-draft-model-path", "--speculative-draft-model"):
         path = _value(argv, flag)

@@ -10,6 +10,7 @@ from typing import Any
 from ..context import Context, StepFailed, StepSkipped
 from ..facts import host_facts
 from ..programs.process import minimal_env, run_process
+from ..service import serving
 from ..staging import stage
 from ..wire.masking import escape, mask_argv
 from . import load
@@ -77,7 +78,7 @@ def environment(ctx: Context) -> dict[str, str]:
     root = stage.root(ctx)
     env = minimal_env(user)
     if ctx.plan.service is not None:
-        env |= stage.control_of(ctx).environment()
+        env |= serving.control_of(ctx).environment()
     caches = root / "cache"
     caches.mkdir(mode=0o755, exist_ok=True)
     if user:
@@ -98,7 +99,7 @@ def _check(ctx: Context, check: dict[str, Any], env: dict[str, str]) -> float:
     argv = [ctx.plan.python, str(stage.payload_file(ctx, check["script"]))]
     if check.get("argv") and ctx.plan.service is not None:
         # The check parses the command line; what its secrets are is nothing to it, nor to the process list.
-        argv += ["--", *mask_argv(stage.control_of(ctx).future_argv())]
+        argv += ["--", *mask_argv(serving.control_of(ctx).future_argv())]
     ctx.progress(f"check {name}")
     done = run_process(
         ctx,

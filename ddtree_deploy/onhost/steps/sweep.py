@@ -22,7 +22,7 @@ from ..measure.greedy import Prompts
 from ..measure.restarts import check_undone, undo
 from ..service import serving
 from ..service.base import ServiceControl
-from ..state import layout
+from ..state import durable, layout
 from ..wire.protocol import Launch
 
 __all__ = ["check_undone", "do", "undo"]
@@ -162,7 +162,7 @@ class Store:
 
     def add(self, block: dict[str, Any]) -> None:
         self.blocks.append(block)
-        layout.write_json(self.path, {"key": self.key, "blocks": self.blocks})
+        durable.write_json(self.path, {"key": self.key, "blocks": self.blocks})
 
     def finished(self) -> None:
         """The next sweep begins anew."""

@@ -12,6 +12,15 @@ import stat
 from dataclasses import dataclass
 
 
+def sync(path: str | os.PathLike[str]) -> None:
+    """Make a file durable, or the entries of a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @dataclass(frozen=True)
 class Attributes:
     """What belongs to a file besides its bytes. Times in ns."""
@@ -140,12 +149,7 @@ class Disk:
         os.utime(path, ns=(atime_ns, mtime_ns), follow_symlinks=False)
 
     def sync_folder(self, path: str) -> None:
-        """Make the entries of a folder durable."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)
 
 
 DISK = Disk()

@@ -8,14 +8,18 @@ from collections.abc import Iterable, Mapping
 
 from .protocol import Launch
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
 
 def escape(text: str) -> str:
-    """One printable line: control characters (also of the C1 set, and bidirectional marks) as `\\xNN`."""
-    return _CONTROL.sub(
-        lambda m: repr(m.group())[1:-1] if ord(m.group()) > 255 else f"\\x{ord(m.group()):02x}", text
-    )
+    """One printable line: what is not printable as an escape (`\\x1b`), tabs as they are.
+
+    A terminal must never obey what a host prints, and a line must not read as what it is not (bidirectional
+    overrides, zero-width characters); a log must get one line.
+    """
+    return "".join(c if c.isprintable() or c == "\t" else _code(c) for c in text)
+
+
+def _code(char: str) -> str:
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else char.encode("unicode_escape").decode()
 
 
 MASK = "***"

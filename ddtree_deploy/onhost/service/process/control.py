@@ -23,7 +23,7 @@ from typing import Any
 from ...context import Context, StepFailed
 from ...programs import systemctl
 from ...programs.systemctl import SystemctlError
-from ...state import durable
+from ...state import durable, layout
 from ...wire import masking
 from ...wire.facts import ServiceFacts
 from ...wire.protocol import Service
@@ -54,7 +54,7 @@ class ProcessControl(ServiceControl):
             data: dict[str, Any] = json.loads((self.folder / "running.json").read_bytes())
         except (OSError, ValueError):
             return {}
-        return data if data.get("boot_id") == _boot_id() else {}
+        return data if data.get("boot_id") == layout.boot_id() else {}
 
     def _ours(self) -> proc.Proc | None:
         """The process that we started last, if it still runs."""
@@ -326,7 +326,7 @@ class ProcessControl(ServiceControl):
         path = self.folder / "start.json"
         durable.replace(path, json.dumps(todo).encode(), 0o600)
         ctx.progress(f"starting: {masking.shown(spec.argv, self.known_secrets())}")
-        unit = self._unit() if spawn.systemd_is_init() and not os.geteuid() else ""
+        unit = self._unit() if systemctl.can_run() else ""
         try:
             pid = self._launch(path, unit)
         except (OSError, subprocess.SubprocessError) as e:
@@ -335,7 +335,7 @@ class ProcessControl(ServiceControl):
         running = {
             "pid": pid,
             "start": found.start if found else 0,
-            "boot_id": _boot_id(),
+            "boot_id": layout.boot_id(),
             "log": str(log),
             "unit": unit,
         }
@@ -359,10 +359,3 @@ def _ended(rc: int) -> str:
     if rc < 0:
         return f"it was ended by signal {-rc} ({signal.Signals(-rc).name})"
     return f"it ended with exit status {rc}"
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

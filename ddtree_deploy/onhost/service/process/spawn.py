@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...programs import bounded
+from ...programs import bounded, systemctl
 from .. import proc
 
 MARK = "DDTREE_SERVICE"
@@ -137,11 +136,6 @@ def own_limits() -> dict[str, list[int]]:
     return {name: list(resource.getrlimit(getattr(resource, name))) for name in _LIMITS.values()}
 
 
-def systemd_is_init() -> bool:
-    """PID 1 is systemd."""
-    return Path("/run/systemd/system").is_dir() and shutil.which("systemd-run") is not None
-
-
 def session(launch_file: Path, mark: str) -> subprocess.Popen[bytes]:
     """Start the launch in a session of its own. The caller keeps the Popen to learn the exit status."""
     return subprocess.Popen(
@@ -158,8 +152,8 @@ def session(launch_file: Path, mark: str) -> subprocess.Popen[bytes]:
 
 def transient(launch_file: Path, mark: str, unit: str) -> None:
     """Start the launch in a transient unit: it survives our own unit and the SSH session. Raises OSError."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        bounded.call(["systemctl", "reset-failed", unit], seconds=30.0, env=_clean())
+    with contextlib.suppress(systemctl.SystemctlError):
+        systemctl.run("reset-failed", unit, seconds=30.0)
     done = bounded.call(
         [
             "systemd-run",

@@ -298,7 +298,7 @@ class SystemdControl(Unit):
 
     def terminate(self) -> None:
         try:
-            systemctl.do("stop", self.unit)
+            systemctl.run("stop", "--no-block", self.unit)
         except SystemctlError as e:
             raise StepFailed(str(e)) from e
 
@@ -307,13 +307,13 @@ class SystemdControl(Unit):
             ctx.lock.starts(True)  # the boot guard lets it pass
         try:
             # A crash loop of before would count against StartLimitBurst= and NRestarts.
-            systemctl.do("reset-failed", self.unit)
+            systemctl.run("reset-failed", self.unit)
         except SystemctlError as e:
             ctx.progress(f"{e}")
         self._started_at = _now()
         try:
             self._restarts = int(self._show().get("NRestarts") or 0)
-            systemctl.do("start", self.unit)
+            systemctl.run("start", "--no-block", self.unit)
         except (SystemctlError, ServiceError) as e:
             raise StepFailed(str(e)) from e
 

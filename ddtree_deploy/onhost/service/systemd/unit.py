@@ -9,7 +9,8 @@ from pathlib import Path
 from ...context import StepFailed
 from ...programs import systemctl
 from ...programs.systemctl import SystemctlError
-from ...state import durable, layout
+from ...state import durable
+from ...venv.disk import sync
 from ...wire.protocol import Service
 from ..base import ServiceControl, ServiceError
 from . import unitfile
@@ -75,7 +76,7 @@ class Unit(ServiceControl):
     def _reload(self) -> None:
         self._seen = {}
         try:
-            systemctl.do("daemon-reload")
+            systemctl.run("daemon-reload")
         except SystemctlError as e:
             raise StepFailed(str(e)) from e
 
@@ -116,6 +117,6 @@ class Unit(ServiceControl):
         folder = self.guard.parent
         if not keep_folder and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-            layout.sync_folder(folder.parent)
+            sync(folder.parent)
         if there or self._show().get("NeedDaemonReload") == "yes":
             self._reload()
