@@ -73,20 +73,17 @@ def rollout(  # noqa: PLR0917
     json_lines: Json = False,
 ) -> None:
     """Bring the payload onto hosts, through every gate; a failed gate puts the host back as it was."""
-    from ddtree_deploy.commands import ahead
+    from ddtree_deploy.commands import run
 
-    with ahead.call(target, hosts) as called:
-        from ddtree_deploy.commands import run
-
-        code = run.rollout(
-            called,
-            target,
-            payload=payload,
-            playbook=playbook,
-            accept_drift=accept_drift,
-            yes=yes,
-            json_lines=json_lines,
-        )
+    code = run.rollout(
+        target,
+        hosts=hosts,
+        payload=payload,
+        playbook=playbook,
+        accept_drift=accept_drift,
+        yes=yes,
+        json_lines=json_lines,
+    )
     raise typer.Exit(code)
 
 
@@ -103,20 +100,17 @@ def rollback(  # noqa: PLR0917
     json_lines: Json = False,
 ) -> None:
     """Go back to what the last rollout found. Without TARGET: on the hosts of the last rollout from here."""
-    from ddtree_deploy.commands import ahead
+    from ddtree_deploy.commands import run
 
-    with ahead.call(target, hosts) as called:
-        from ddtree_deploy.commands import run
-
-        code = run.rollback(
-            called,
-            target,
-            playbook=playbook,
-            to=to,
-            accept_drift=accept_drift,
-            yes=yes,
-            json_lines=json_lines,
-        )
+    code = run.rollback(
+        target,
+        hosts=hosts,
+        playbook=playbook,
+        to=to,
+        accept_drift=accept_drift,
+        yes=yes,
+        json_lines=json_lines,
+    )
     raise typer.Exit(code)
 
 

@@ -15,7 +15,6 @@ T = TypeVar("T")
 # Each side of an SSH connection begins by saying what it is, and waits for nothing (RFC 4253, 4.2). A server
 # answers with the keys that it offers: a round trip that costs nothing while the library loads.
 IDENTIFICATION = "SSH-2.0-ddtree_deploy"
-CONNECT_S = 10.0  # where nobody says otherwise
 
 
 class _Prompt(socket.socket):
