@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from ddtree_deploy.commands import evidence, gates_cli, sandbox
 from ddtree_deploy.commands.options import Hosts, Json, Target, Yes
 from ddtree_deploy.errors import DeployError, Interrupted
-from ddtree_deploy.running import next_command, signals
+from ddtree_deploy.running import next_command
 from ddtree_deploy.text import safe, shortened
 
 app = typer.Typer(
@@ -73,20 +74,17 @@ def rollout(  # noqa: PLR0917
     json_lines: Json = False,
 ) -> None:
     """Bring the payload onto hosts, through every gate; a failed gate puts the host back as it was."""
-    from ddtree_deploy.commands import ahead
+    from ddtree_deploy.commands import run
 
-    with ahead.call(target, hosts) as called:
-        from ddtree_deploy.commands import run
-
-        code = run.rollout(
-            called,
-            target,
-            payload=payload,
-            playbook=playbook,
-            accept_drift=accept_drift,
-            yes=yes,
-            json_lines=json_lines,
-        )
+    code = run.rollout(
+        target,
+        hosts=hosts,
+        payload=payload,
+        playbook=playbook,
+        accept_drift=accept_drift,
+        yes=yes,
+        json_lines=json_lines,
+    )
     raise typer.Exit(code)
 
 
@@ -103,20 +101,17 @@ def rollback(  # noqa: PLR0917
     json_lines: Json = False,
 ) -> None:
     """Go back to what the last rollout found. Without TARGET: on the hosts of the last rollout from here."""
-    from ddtree_deploy.commands import ahead
+    from ddtree_deploy.commands import run
 
-    with ahead.call(target, hosts) as called:
-        from ddtree_deploy.commands import run
-
-        code = run.rollback(
-            called,
-            target,
-            playbook=playbook,
-            to=to,
-            accept_drift=accept_drift,
-            yes=yes,
-            json_lines=json_lines,
-        )
+    code = run.rollback(
+        target,
+        hosts=hosts,
+        playbook=playbook,
+        to=to,
+        accept_drift=accept_drift,
+        yes=yes,
+        json_lines=json_lines,
+    )
     raise typer.Exit(code)
 
 
@@ -255,30 +250,30 @@ sandbox.register(app)
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code; every error is one line on stderr."""
-    next_command.remember(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    next_command.remember(words)
     try:
-        code = app(arguments, prog_name="ddtree-deploy", standalone_mode=False)
+        # Not `app(...)`: that has its own ways with an interrupt and a closed pipe.
+        with get_command(app).make_context("ddtree-deploy", list(words)) as context:
+            code = context.command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
     except DeployError as error:
         _complain(error.render())
-        if "--json" in (sys.argv[1:] if arguments is None else arguments):
+        if "--json" in words:
             from ddtree_deploy.commands.look import error_event
 
             typer.echo(json.dumps(error_event(error)))
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, EOFError):
         _complain(Interrupted("interrupted", state="nothing was touched").render())
         return Interrupted.exit_code
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich makes the one of the other; nothing else raises that here
         # Whoever read our output (head, less) has gone; the flush at exit must not complain.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
         return 0
-    except SystemExit:
-        # The same, where rich or typer's click met it first: they end with 1. Nothing else raises this here.
-        return 0
     except Exception as error:
         return _usage(error) if hasattr(error, "format_message") else _bug(error)
-    if code == Interrupted.exit_code and signals.seen:  # typer ends in silence then
-        _complain(Interrupted("interrupted", state="nothing was touched").render())
     return code if isinstance(code, int) else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -13,13 +12,10 @@ from ddtree_deploy.running import signals
 def main() -> None:
     """Run the command line; exits with its code."""
     with signals.ending_at_once():
-        # What is loaded now stays to the end: to look through it for garbage is a tenth of the start.
-        gc.set_threshold(100_000)
         from ddtree_deploy.cli import run as command_line
     for number in signals.SIGNALS:  # both end a command in order, and with one code
         signal.signal(number, signals.raises)
-    code = command_line()
-    os._exit(_flushed(code))  # to take the libraries down piece by piece is another tenth
+    sys.exit(_flushed(command_line()))
 
 
 def _flushed(code: int) -> int:
@@ -28,9 +24,10 @@ def _flushed(code: int) -> int:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except BrokenPipeError:
-            pass  # whoever read it has gone
         except OSError as error:
-            os.write(2, f"ddtree-deploy: the output is incomplete: {error.strerror}\n".encode())
-            code = code or 1
+            if not isinstance(error, BrokenPipeError):  # else whoever read it has gone
+                os.write(2, f"ddtree-deploy: the output is incomplete: {error.strerror}\n".encode())
+                code = code or 1
+            # The interpreter flushes once more as it ends, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code

@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # they are slow to import, and `--help` needs none of them
     from ddtree_deploy.inputs.inventory import Host, Inventory
     from ddtree_deploy.inputs.payload import Payload
     from ddtree_deploy.inputs.playbook import Playbook
-    from ddtree_deploy.inputs.yaml.document import Document
 
 HOSTS = Path("hosts.yaml")
 PAYLOAD = Path("payload")
@@ -23,21 +22,9 @@ PLAYBOOKS = Path("playbooks")
 
 def load_hosts(given: Path | None) -> Inventory:
     """hosts.yaml. Raises InputError, naming the flag where the default is missing."""
-    return check_hosts(read_hosts(given))
-
-
-def read_hosts(given: Path | None) -> Document:
-    """hosts.yaml as it is written."""
-    from ddtree_deploy.inputs.yaml import document
-
-    return document.load(_existing(given, HOSTS, "--hosts FILE"), "hosts file")
-
-
-def check_hosts(doc: Document) -> Inventory:
-    """hosts.yaml, once all that it says makes sense."""
     from ddtree_deploy.inputs import inventory
 
-    return inventory.of(doc)
+    return inventory.load(_existing(given, HOSTS, "--hosts FILE"))
 
 
 def load_payload(given: Path | None) -> Payload:

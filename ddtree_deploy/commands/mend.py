@@ -34,7 +34,7 @@ def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     view = console.choose(json_lines)
     begun = time.monotonic()
     emit = Emitter(view, host.name)
-    session = Session(host, ssh.connect)
+    session = Session(host)
     with Interrupts() as interrupts:
         try:
             link = session.dial()

@@ -1,27 +1,26 @@
-"""rollout and rollback: the same road over a fleet.
-
-What takes long to import is imported once the input is known to be good and the host has been called.
-"""
+"""rollout and rollback: the same road over a fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
-from ddtree_deploy.commands.ahead import Called
-
-if TYPE_CHECKING:
-    from ddtree_deploy.console import View
-    from ddtree_deploy.inputs.inventory import Host
-    from ddtree_deploy.planning.changes import ChangeSet
+from ddtree_deploy.console import View
+from ddtree_deploy.inputs.inventory import Host, Inventory
+from ddtree_deploy.planning.changes import ChangeSet, render
+from ddtree_deploy.running import fleet
+from ddtree_deploy.running.interrupts import Interrupts
+from ddtree_deploy.running.record import Record
+from ddtree_deploy.running.rollout import Job
 
 
 def rollout(
-    called: Called,
     target: str,
     *,
+    hosts: Path | None,
     payload: Path | None,
     playbook: Path | None,
     accept_drift: bool,
@@ -29,13 +28,15 @@ def rollout(
     json_lines: bool,
 ) -> int:
     """Roll the payload out to the hosts of `target`. Returns the exit code."""
-    book = inputs.load_rollout(playbook, called.chosen)
+    inventory = inputs.load_hosts(hosts)
+    chosen = inventory.resolve(target)
+    book = inputs.load_rollout(playbook, chosen)
     load = inputs.load_payload(payload)
     inputs.require_consent(yes, f"rollout {target}")
     return _run(
-        called,
+        inventory,
         target,
-        called.chosen,
+        chosen,
         yes=yes,
         json_lines=json_lines,
         action="rollout",
@@ -46,9 +47,9 @@ def rollout(
 
 
 def rollback(
-    called: Called,
     target: str | None,
     *,
+    hosts: Path | None,
     playbook: Path | None,
     to: str,
     accept_drift: bool,
@@ -56,20 +57,19 @@ def rollback(
     json_lines: bool,
 ) -> int:
     """Go back on the hosts of `target`, or of the last rollout made from here. Returns the exit code."""
-    chosen = called.chosen
+    inventory = inputs.load_hosts(hosts)
     runs: dict[str, str] = {}
     if target is None:
-        from ddtree_deploy.running.record import Record
-
-        last = Record(called.inventory.file).last()
-        runs = last.runs
+        last = Record(inventory.file).last()
+        target, runs = last.target, last.runs
         # The other way round: what was changed last goes back first.
-        chosen = [host for name in reversed(runs) for host in called.inventory.resolve(name)]
-        target = last.target
+        chosen = [host for name in reversed(runs) for host in inventory.resolve(name)]
+    else:
+        chosen = inventory.resolve(target)
     book = inputs.load_playbook(playbook, "rollback")
     inputs.require_consent(yes, f"rollback {target}")
     return _run(
-        called,
+        inventory,
         target,
         chosen,
         yes=yes,
@@ -83,22 +83,16 @@ def rollback(
     )
 
 
-def _run(called: Called, target: str, chosen: list[Host], *, yes: bool, json_lines: bool, **job: Any) -> int:
-    called.log_in()
-    from ddtree_deploy import console
-    from ddtree_deploy.running import fleet
-    from ddtree_deploy.running.interrupts import Interrupts
-    from ddtree_deploy.running.record import Record
-    from ddtree_deploy.running.rollout import Job
-
+def _run(
+    inventory: Inventory, target: str, chosen: list[Host], *, yes: bool, json_lines: bool, **job: Any
+) -> int:
     view = console.choose(json_lines)
     with Interrupts() as interrupts:
         made = Job(
             view=view,
-            record=Record(called.inventory.file),
+            record=Record(inventory.file),
             interrupts=interrupts,
             confirm=_consent(view, yes),
-            connect=called.connect,
             **job,
         )
         return fleet.run(target, chosen, made).exit_code
@@ -106,8 +100,6 @@ def _run(called: Called, target: str, chosen: list[Host], *, yes: bool, json_lin
 
 def _consent(view: View, yes: bool) -> Callable[[ChangeSet], bool]:
     def confirm(changes: ChangeSet) -> bool:
-        from ddtree_deploy.planning.changes import render
-
         if yes:
             return True
         view.text(["", *render(changes, diffs=False).splitlines(), ""])

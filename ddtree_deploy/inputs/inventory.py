@@ -15,6 +15,7 @@ from typing import Any
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory_schema import (
+    CONNECT_S,
     GROUP_NAME,
     HostModel,
     InventoryModel,
@@ -23,9 +24,9 @@ from ddtree_deploy.inputs.inventory_schema import (
     flag_texts,
 )
 from ddtree_deploy.inputs.yaml.document import Document, suggest
+from ddtree_deploy.inputs.yaml.document import load as load_yaml
 from ddtree_deploy.inputs.yaml.models import fit
 from ddtree_deploy.onhost.wire.protocol import Launch, Service
-from ddtree_deploy.ssh.tcp import CONNECT_S
 
 HOST_NAME = re.compile(GROUP_NAME)
 
@@ -91,8 +92,9 @@ class Inventory:
         raise InputError(f"no host or group is named {target!r}{hint} ({listed})", file=self.file)
 
 
-def of(doc: Document) -> Inventory:
-    """What hosts.yaml says. Raises InputError for the first thing wrong in it."""
+def load(path: Path) -> Inventory:
+    """Read hosts.yaml. Raises InputError for the first thing wrong in it."""
+    doc = load_yaml(path, "hosts file")
     top = fit(doc, InventoryModel)
     defaults = doc.data.get("defaults") or {}
     flag_texts(doc, ("defaults",))

@@ -52,7 +52,6 @@ class Job:
     launching: Callable[[str, str], None] = lambda host, run: None  # told just before a run begins on a host
     make: Callable[[Host, Facts, RunOptions], PlanResult | NothingToDo] | None = None
     patience: Patience = field(default_factory=Patience)
-    connect: Callable[[Host], ssh.Link] = ssh.connect
 
 
 class Emitter:
@@ -93,15 +92,14 @@ class Emitter:
 class Session:
     """One host's connection, with everything it carried counted over reconnects."""
 
-    def __init__(self, host: Host, connect: Callable[[Host], ssh.Link]) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
         self.traffic = ssh.Traffic()
-        self._connect = connect
         self._open: list[ssh.Link] = []
 
     def dial(self) -> ssh.Link:
         """A new connection to the host."""
-        link = self._connect(self.host)
+        link = ssh.connect(self.host)
         link.traffic = self.traffic
         self._open.append(link)
         return link
@@ -115,7 +113,7 @@ def run_host(host: Host, job: Job) -> Outcome:
     """Do the job on one host. Never raises a DeployError: the outcome says it."""
     begun = time.monotonic()
     emit = Emitter(job.view, host.name)
-    session = Session(host, job.connect)
+    session = Session(host)
     try:
         job.interrupts.begin()
         outcome = _run(host, job, emit, session)

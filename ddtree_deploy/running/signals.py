@@ -10,7 +10,6 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
-seen: list[int] = []  # signals that `raises` has met
 
 
 def at_once(number: int, frame: FrameType | None) -> None:
@@ -21,17 +20,15 @@ def at_once(number: int, frame: FrameType | None) -> None:
 
 def raises(number: int, frame: FrameType | None) -> None:
     """For commands that have something to put away."""
-    seen.append(number)
     raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Inside, signals are for `at_once`, as long as nobody sets another handler."""
+    """Inside, signals are for `at_once`."""
     before = {number: signal.signal(number, at_once) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) is at_once:
-                signal.signal(number, handler)
+            signal.signal(number, handler)

@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import paramiko
+from paramiko import ssh_exception
+from paramiko.pkey import UnknownKeyType
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.ssh import known_hosts
 from ddtree_deploy.ssh.errors import reason_of, transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
-from ddtree_deploy.ssh.library import UnknownKeyType, paramiko, ssh_exception
 from ddtree_deploy.ssh.stream import Watchdog
 from ddtree_deploy.ssh.tcp import bounded
-from ddtree_deploy.ssh.transport import SIGN_S, AgentSilent, Transport
 
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 # sshd ends a connection after six refused keys (MaxAuthTries) or fewer, so a full agent needs several.
 KEYS_PER_CONNECTION = 5
 CONNECTIONS_FOR_KEYS = 24
 AUTH_S = 60.0
+SIGN_S = 60.0  # an agent may ask for a touch, or for a word
+
+
+class AgentSilent(Exception):
+    """The SSH agent was asked to sign, and does not."""
 
 
 class Keys:
     """Public keys only: the host's identity file, else the agent's keys and the usual files.
 
     Stands in for paramiko's AuthStrategy. `refused` (public blobs) is shared by the connections of one
-    `connect`; `more` says that another connection may get further. `allowed` as in `connect`.
+    `connect`; `more` says that another connection may get further.
     """
 
-    def __init__(
-        self, host: SshHost, refused: set[bytes], allowed: Callable[[], object] | None = None
-    ) -> None:
+    def __init__(self, host: SshHost, refused: set[bytes]) -> None:
         self.host = host
         self.refused = refused
-        self.allowed = allowed
         self.begun = False
         self.more = False
         self.dog: Watchdog | None = None
 
-    def authenticate(self, transport: Transport) -> None:
+    def authenticate(self, transport: paramiko.Transport) -> None:
         """Offer keys until one is taken. Raises AuthenticationException when none was."""
         self.begun = True
         if self.dog:
             self.dog.seconds = AUTH_S + SIGN_S
-        if self.allowed:
-            # What goes wrong here goes wrong again with the first key.
-            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-                transport.ensure_session()
-            self.allowed()
         tried = 0
         for key in self._candidates():
             if key.asbytes() in self.refused:
@@ -70,22 +69,22 @@ class Keys:
             )
         raise ssh_exception.UnableToAuthenticate
 
-    def _offer(self, transport: Transport, key: paramiko.PKey, *, first: bool) -> bool:
+    def _offer(self, transport: paramiko.Transport, key: paramiko.PKey, *, first: bool) -> bool:
         """Whether the host takes the key."""
-        waited = first and self.allowed is not None  # for us: the host may have hung up meanwhile
         try:
-            further = transport.auth_publickey(login_name(self.host), key)
+            signer: Any = _BoundedKey(key) if isinstance(key, paramiko.AgentKey) else key
+            further = transport.auth_publickey(login_name(self.host), signer)
         except (ssh_exception.BadAuthenticationType, ssh_exception.PartialAuthentication):
             raise
         except AgentSilent as error:
             raise transport_error(self.host, "authentication", str(error)) from error
         except (EOFError, OSError):
-            self.more = waited or not first  # servers end the connection after some keys
+            self.more = not first  # servers end the connection after some keys
             raise
         except paramiko.SSHException:
             # The same, told in another way. Only the first was tried for certain.
             self.more = not transport.is_active()
-            if not self.more or (first and not waited):
+            if not self.more or first:
                 self.refused.add(key.asbytes())
             return False
         if further:
@@ -119,6 +118,23 @@ class Keys:
                 next_command=f"ssh-add {shlex.quote(str(identity))}",
             )
         yield from held
+
+
+class _BoundedKey:
+    """A key that an agent keeps. The library waits for what it signs as long as the agent likes."""
+
+    def __init__(self, key: paramiko.AgentKey) -> None:
+        self.key = key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.key, name)
+
+    def sign_ssh_data(self, *args: Any) -> Any:
+        late = f"the SSH agent did not sign within {SIGN_S:.0f} s"
+        try:
+            return bounded(lambda: self.key.sign_ssh_data(*args), SIGN_S, late)
+        except TimeoutError as error:
+            raise AgentSilent(error) from None
 
 
 def _agent_keys() -> list[paramiko.PKey]:

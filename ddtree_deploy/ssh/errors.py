@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 
+from paramiko import ssh_exception
+from paramiko.auth_strategy import AuthFailure
+from paramiko.pkey import UnknownKeyType
+
 from ddtree_deploy.errors import HostKeyError, TransportError
 from ddtree_deploy.ssh import known_hosts
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
-from ddtree_deploy.ssh.library import AuthFailure, UnknownKeyType, ssh_exception
 
 NOTHING_DONE = "nothing was touched"
 

@@ -12,20 +12,21 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+import fabric  # type: ignore[import-untyped]
+import paramiko
+
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.ssh import become, known_hosts, tcp
-from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, Keys
+from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, SIGN_S, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
-from ddtree_deploy.ssh.library import fabric, paramiko
 from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog
-from ddtree_deploy.ssh.transport import Transport
 
 EXEC_S = 30.0
 OUTPUT_LIMIT = 256 << 20
@@ -172,15 +173,8 @@ class Link:
         self.close()
 
 
-def connect(
-    host: SshHost,
-    dialed: Callable[[], socket.socket] | None = None,
-    allowed: Callable[[], object] | None = None,
-) -> Link:
+def connect(host: SshHost) -> Link:
     """Open a connection to the host, with its key checked and ourselves authenticated.
-
-    dialed: gives the TCP connection that was opened for us, once.
-    allowed: called before we say who we are; returns once we may, raises where we may not.
 
     Raises:
         HostKeyError: the host's key is unknown, changed or revoked.
@@ -189,13 +183,12 @@ def connect(
     """
     refused: set[bytes] = set()
     for _ in range(CONNECTIONS_FOR_KEYS):
-        strategy = Keys(host, refused, allowed)
+        strategy = Keys(host, refused)
         try:
-            return _connect_once(host, strategy, _policy(host), dialed)
+            return _connect_once(host, strategy, _policy(host))
         except TransportError:
             if not strategy.more:
                 raise
-            dialed = allowed = None
     raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
 
 
@@ -215,14 +208,9 @@ def offered_key(host: SshHost) -> tuple[str, bytes]:
     raise AssertionError("the policy refuses every key")
 
 
-def _connect_once(
-    host: SshHost,
-    strategy: Keys,
-    policy: paramiko.MissingHostKeyPolicy,
-    dialed: Callable[[], socket.socket] | None = None,
-) -> Link:
+def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy) -> Link:
     try:
-        sock = dialed() if dialed else tcp.connect(host.address, host.port, host.connect_timeout_s)
+        sock = tcp.connect(host.address, host.port, host.connect_timeout_s)
     except Exception as error:
         raise translate(error, host, "connect") from error
     wanted = known_hosts.algorithms(known_hosts.read(known_hosts_files(host)), host.address, host.port)
@@ -235,10 +223,10 @@ def _connect_once(
         connect_timeout=host.connect_timeout_s + 5,
         connect_kwargs={
             "sock": sock,
-            "transport_factory": partial(Transport, key_types=wanted),
+            "transport_factory": partial(_transport, wanted),
             "auth_strategy": strategy,
             "banner_timeout": host.connect_timeout_s,
-            "auth_timeout": AUTH_S,
+            "auth_timeout": AUTH_S + SIGN_S,
             "channel_timeout": EXEC_S,
         },
     )
@@ -260,6 +248,16 @@ def _connect_once(
                 ) from error
             raise translate(error, host, stage) from error
     return link
+
+
+def _transport(key_types: list[str], sock: socket.socket, **options: Any) -> paramiko.Transport:
+    """A transport that prefers these kinds of host key, best first."""
+    transport = paramiko.Transport(sock, **options)
+    security = transport.get_security_options()
+    able = list(security.key_types)
+    first = [kind for kind in key_types if kind in able]
+    security.key_types = [*first, *(kind for kind in able if kind not in first)]
+    return transport
 
 
 def _policy(host: SshHost) -> paramiko.MissingHostKeyPolicy:

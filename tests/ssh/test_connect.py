@@ -20,8 +20,7 @@ from ddtree_deploy import ssh
 from ddtree_deploy.errors import HostKeyError, InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox.sshd import SshServer
-from ddtree_deploy.ssh import known_hosts, tcp, transport
-from ddtree_deploy.ssh.library import AuthOnlyHandler
+from ddtree_deploy.ssh import auth, known_hosts
 
 pytestmark = pytest.mark.ssh
 
@@ -118,37 +117,6 @@ def test_the_offered_key_is_seen_without_logging_in(host: Host, tmp_path: Path) 
     assert own_line(host).startswith(f"{kind} {base64.b64encode(key).decode()}")
 
 
-def test_who_we_are_is_said_once_it_is_allowed_to_a_host_that_is_the_right_one(
-    host: Host, tmp_path: Path
-) -> None:
-    asked: list[str] = []
-
-    def allowed(word: str, answer: Exception | None = None) -> None:
-        asked.append(word)
-        if answer:
-            raise answer
-
-    ssh.connect(host, allowed=lambda: allowed("yes")).close()
-    stranger = dataclasses.replace(host, identity_file=new_key(tmp_path / "stranger"))
-    with pytest.raises(TransportError, match="not now"):  # had it been offered, the key would be refused
-        ssh.connect(stranger, allowed=lambda: allowed("no", OSError("not now")))
-    with pytest.raises(HostKeyError):
-        ssh.connect(with_known_hosts(host, tmp_path), allowed=lambda: allowed("never"))
-    assert asked == ["yes", "no"]
-
-
-def test_a_host_that_hung_up_while_it_was_kept_waiting_is_called_again(host: Host) -> None:
-    dialed: list[socket.socket] = []
-
-    def dial() -> socket.socket:
-        dialed.append(tcp.connect(host.address, host.port, host.connect_timeout_s))
-        return dialed[-1]
-
-    with ssh.connect(host, dial, allowed=lambda: dialed[0].shutdown(socket.SHUT_RDWR)) as link:
-        assert link.run("exit 3", timeout=60).rc == 3
-    assert len(dialed) == 1
-
-
 def test_a_key_that_the_host_does_not_know_is_refused(host: Host, tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="refused every key") as caught:
         ssh.connect(dataclasses.replace(host, identity_file=new_key(tmp_path / "stranger")))
@@ -207,7 +175,7 @@ def test_an_agent_that_lists_a_key_and_never_signs_is_given_up(
     asked = threading.Event()
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(transport, "SIGN_S", 0.5)
+    monkeypatch.setattr(auth, "SIGN_S", 0.5)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent"))
         listener.listen()
@@ -226,17 +194,14 @@ def test_keys_of_other_kinds_get_in(server: SshServer, host: Host, tmp_path: Pat
         assert link.run("true", timeout=60).rc == 0
 
 
-def test_each_connection_asks_to_log_in_once_whatever_the_number_of_keys(
-    host: Host, tmp_path: Path, agent: Callable[[list[Path]], None], monkeypatch: pytest.MonkeyPatch
+def test_a_host_with_the_wrong_key_is_offered_none_of_ours(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
-    ask = AuthOnlyHandler._request_auth
-    monkeypatch.setattr(AuthOnlyHandler, "_request_auth", lambda self: asked.append(self) or ask(self))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    agent([new_key(tmp_path / f"key{i}") for i in range(3)])
-    with pytest.raises(TransportError, match="refused every key"):
-        ssh.connect(dataclasses.replace(host, identity_file=None))
-    assert len(asked) == 1
+    offered: list[object] = []
+    monkeypatch.setattr(auth.Keys, "authenticate", lambda *args: offered.append(args))
+    with pytest.raises(HostKeyError):
+        ssh.connect(with_known_hosts(host, tmp_path))
+    assert offered == []
 
 
 def test_only_the_identity_file_is_offered_when_the_host_names_one(

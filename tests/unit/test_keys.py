@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import paramiko
 import pytest
 
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.ssh.auth import Keys
-from ddtree_deploy.ssh.library import paramiko
 
 
 class Key:

@@ -164,3 +164,27 @@ def test_no_room_of_the_host_is_loaded_as_a_whole() -> None:
         and any(isinstance(node, ast.ImportFrom) and node.level for node in ast.parse(path.read_text()).body)
     ]
     assert eager == []
+
+
+SSH_LIBRARIES = ("fabric", "paramiko")
+
+
+def test_the_ssh_library_is_imported_in_one_room_and_by_its_public_names() -> None:
+    wrong = []
+    for module, path in MODULES.items():
+        inside = room(module, "ddtree_deploy") == "ssh"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif inside and isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
+                names = [f"paramiko.{node.attr}"]  # of whatever it is: no name of another object is private
+            else:
+                continue
+            for name in names:
+                of_library = name.partition(".")[0] in SSH_LIBRARIES
+                private = any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+                if of_library and (private or not inside):
+                    wrong.append(f"{module}: {name}")
+    assert wrong == []

@@ -7,8 +7,6 @@ import inspect
 import io
 import pkgutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +112,3 @@ def test_become_without_a_usable_sudo_is_said(err: bytes) -> None:
     host = Host("ct1", "10.0.0.1", "/v/bin/python", become=True)
     error = explain_exec(host, "facts", 1, b"", err)
     assert isinstance(error, TransportError) and "become: true" in error.message
-
-
-def test_the_library_starts_without_asyncio_and_mocks_are_whole_afterwards() -> None:
-    code = (
-        "import sys; import ddtree_deploy.ssh.library; assert 'asyncio' not in sys.modules; "
-        "from unittest import mock; m = mock.Mock(return_value=3); print(m(1)); m.assert_called_once_with(1)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("3\n", "")

@@ -24,7 +24,7 @@ import ddtree_deploy.commands.run
 import ddtree_deploy.planning.plan
 import ddtree_deploy.running.rollout
 import ddtree_deploy.running.status
-import ddtree_deploy.ssh.library  # noqa: F401
+import ddtree_deploy.ssh  # noqa: F401
 from ddtree_deploy import entry
 from ddtree_deploy.running import zipapp
 from tests.lab import net
