@@ -53,17 +53,20 @@ class Host:
     file: Path | None = None
     line: int | None = None
 
+    def error(self, message: str, field: str = "", **more: str) -> InputError:
+        """An InputError at this host in hosts.yaml, or at a field of it."""
+        place = ".".join(["hosts", self.name, *([field] if field else [])])
+        return InputError(message, file=self.file, line=self.line, field=place, **more)
+
     def secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """`{"api_key": ...}` from the environment, or {}. InputError: the variable is not set."""
         if not self.api_key_env:
             return {}
         value = (os.environ if environ is None else environ).get(self.api_key_env, "")
         if not value:
-            raise InputError(
+            raise self.error(
                 f"the environment variable {self.api_key_env} is not set; the API key is taken from it",
-                file=self.file,
-                line=self.line,
-                field=f"hosts.{self.name}.service.api_key",
+                "service.api_key",
                 next_command=f"export {self.api_key_env}=...",
             )
         return {"api_key": value}
