@@ -19,7 +19,6 @@ from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Gpu, LockFacts, Package, Process, Release
 from ddtree_deploy.onhost.wire.protocol import FactsRequest, Plan, from_dict, to_dict
-from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import render
 from ddtree_deploy.planning.known import Known
