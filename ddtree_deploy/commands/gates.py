@@ -19,18 +19,18 @@ from ddtree_deploy.inputs.playbook import Playbook, Step
 from ddtree_deploy.inputs.playbook_schema import GOLDEN, TIMEOUTS
 from ddtree_deploy.inputs.references import golden
 from ddtree_deploy.onhost.judge.stats import MIN_RESTARTS
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import Launch
 from ddtree_deploy.planning import plan_gates
+from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions
 from ddtree_deploy.planning.changes import ChangeSet, render
-from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import fleet
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.rollout import Job
 
-Make = Callable[[Host, Facts, RunOptions], PlanResult | NothingToDo]
+Make = Callable[[Known, RunOptions], PlanResult | NothingToDo]
 RESTART_S = 3600.0  # of a large model, with its rounds; the step's limit is so many times this
 
 
@@ -41,10 +41,10 @@ def verify(
     inventory = inputs.load_hosts(hosts)
     book = inputs.load_playbook(playbook, "verify")
 
-    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
-        path = golden_file or golden_path(inventory, host)
+    def make(known: Known, options: RunOptions) -> PlanResult:
+        path = golden_file or golden_path(inventory, known.host)
         found = {GOLDEN: golden.read(path)} if golden_file or path.exists() else {}
-        return plan_gates.make_gates(host, facts, book, options, found)
+        return plan_gates.make_gates(known, book, options, found)
 
     return run(inventory, target, book, make, json_lines).exit_code
 
@@ -54,8 +54,8 @@ def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines:
     inventory = inputs.load_hosts(hosts)
     book = measuring(playbook, inventory.resolve(target), "bench")
 
-    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(host, facts, book, options, {})
+    def make(known: Known, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(known, book, options, {})
 
     return run(inventory, target, book, make, json_lines).exit_code
 
@@ -70,8 +70,8 @@ def record_golden(
         raise InputError(f"-o names one file, {target} has {len(chosen)} hosts", field="-o")
     book = measuring(playbook, chosen, "golden", bench=None)
 
-    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(host, facts, book, options, {})
+    def make(known: Known, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(known, book, options, {})
 
     done = run(inventory, target, book, make, json_lines)
     for host, outcome in zip(chosen, done.outcomes, strict=False):
@@ -129,8 +129,8 @@ def calibrate(
     book = restarting(base, Step("calibrate", "calibrate", restarts * RESTART_S, options))
     inputs.require_consent(yes, f"calibrate {target}")
 
-    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(as_it_runs(host), facts, book, options, {})
+    def make(known: Known, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(as_it_runs(known), book, options, {})
 
     return run(inventory, target, book, make, json_lines, ask=not yes).exit_code
 
@@ -141,8 +141,8 @@ def confirm(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     steps = (_step("lock"), Step("confirm", "confirm", 60.0, {}), _step("unlock"))
     book = Playbook(inventory.file, "confirm", "confirm", steps)
 
-    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult | NothingToDo:
-        return plan_gates.make_confirm(host, facts, book, options)
+    def make(known: Known, options: RunOptions) -> PlanResult | NothingToDo:
+        return plan_gates.make_confirm(known, book, options)
 
     return run(inventory, target, book, make, json_lines).exit_code
 
@@ -176,11 +176,12 @@ def restarting(book: Playbook, step: Step) -> Playbook:
     return dataclasses.replace(book, steps=steps)
 
 
-def as_it_runs(host: Host) -> Host:
+def as_it_runs(known: Known) -> Known:
     """The host without launch edits: what runs is restarted as it is."""
-    if host.service is None:
-        return host
-    return dataclasses.replace(host, service=dataclasses.replace(host.service, launch=Launch()))
+    if known.host.service is None:
+        return known
+    service = dataclasses.replace(known.host.service, launch=Launch())
+    return dataclasses.replace(known, host=dataclasses.replace(known.host, service=service))
 
 
 def _step(kind: str) -> Step:

@@ -17,11 +17,11 @@ from ddtree_deploy.errors import DeployError, DriftError, gravest
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning import drift_report, going_back
-from ddtree_deploy.planning import plan as planning
+from ddtree_deploy.planning.assemble import RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet, render
-from ddtree_deploy.planning.plan import RunOptions
+from ddtree_deploy.planning.known import Known
+from ddtree_deploy.planning.plan import make_rollout
 from ddtree_deploy.running import next_command, releases_report
 from ddtree_deploy.running.remote import ask_facts
 from ddtree_deploy.running.status import describe, lines_of
@@ -46,8 +46,7 @@ def plan(
     load = inputs.load_payload(payload)
 
     def one(host: Host) -> int:
-        facts = facts_of(host, load, contents=True)
-        changes, drift = _changes(host, facts, load, book, accept_drift)
+        changes, drift = _changes(known_of(host, load, contents=True), load, book, accept_drift)
         if json_lines:
             say(json.dumps({"e": "changes", "host": host.name, "run": "", **asdict(changes)}))
         else:
@@ -60,14 +59,14 @@ def plan(
 
 
 def _changes(
-    host: Host, facts: Facts, load: Payload, book: Playbook, accept_drift: bool
+    known: Known, load: Payload, book: Playbook, accept_drift: bool
 ) -> tuple[ChangeSet, DriftError | None]:
     """The changes; with foreign files they are shown as if accepted, and the refusal comes along."""
     drift: DriftError | None = None
     for accept in (accept_drift, True):
         options = RunOptions.at(datetime.now(timezone.utc), "000000", _who(), accept_drift=accept)
         try:
-            return planning.make_rollout(host, facts, load, book, options).changes, drift
+            return make_rollout(known, load, book, options).changes, drift
         except DriftError as error:
             drift = drift or error
     assert drift is not None
@@ -90,7 +89,7 @@ def status(
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
     def one(host: Host) -> int:
-        data = describe(host, facts_of(host, load), load)
+        data = describe(known_of(host, load), load)
         if json_lines:
             say(json.dumps({"e": "status", "host": host.name, "run": "", **data}))
         else:
@@ -108,7 +107,7 @@ def drift(
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
     def one(host: Host) -> int:
-        files = drift_report.report(facts_of(host, load, contents=True), load)
+        files = drift_report.report(known_of(host, load, contents=True), load)
         moved = [f.ref for f in files if f.moved]
         if json_lines:
             listed = [asdict(f) for f in files]
@@ -134,27 +133,26 @@ def releases(target: str, *, hosts: Path | None, json_lines: bool, say: Say, war
     chosen = inputs.load_hosts(hosts).resolve(target)
 
     def one(host: Host) -> int:
-        facts = facts_of(host, None)
-        rows = releases_report.rows(facts)
+        known = known_of(host, None)
+        rows, back = releases_report.rows(known), going_back.targets(known.facts)
         if json_lines:
             listed = [asdict(row) for row in rows]
-            back = going_back.targets(facts)
             say(
                 json.dumps(
                     {"e": "releases", "host": host.name, "run": "", "back_to": back, "releases": listed}
                 )
             )
         else:
-            say("\n".join(releases_report.lines_of(host.name, rows, going_back.targets(facts))))
+            say("\n".join(releases_report.lines_of(host.name, rows, back)))
         return 0
 
     return _each(chosen, one, json_lines, say, warn)
 
 
-def facts_of(host: Host, payload: Payload | None, *, contents: bool = False) -> Facts:
+def known_of(host: Host, payload: Payload | None, *, contents: bool = False) -> Known:
     """Connect, ask, hang up."""
     with ssh.connect(host) as link:
-        return ask_facts(link, host, planning.facts_request(host, payload, contents=contents))
+        return Known(host, ask_facts(link, host, facts_request(host, payload, contents=contents)))
 
 
 def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool, say: Say, warn: Say) -> int:

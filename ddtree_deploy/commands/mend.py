@@ -11,7 +11,7 @@ from ddtree_deploy.errors import DeployError, GateFailed, InputError, LockedErro
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
-from ddtree_deploy.planning import plan as planning
+from ddtree_deploy.planning.assemble import facts_request
 from ddtree_deploy.running import unlocking
 from ddtree_deploy.running.follow import Follower
 from ddtree_deploy.running.interrupts import Interrupts
@@ -38,7 +38,7 @@ def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     with Interrupts() as interrupts:
         try:
             link = session.dial()
-            facts = ask_facts(link, host, planning.facts_request(host, None))
+            facts = ask_facts(link, host, facts_request(host, None))
             emit.run = _run_to_follow(host, facts, record)
             emit.resume(record)
             follower = Follower(
@@ -102,7 +102,7 @@ def recover(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     emit = Emitter(view, host.name)
     begun = time.monotonic()
     with Interrupts(), ssh.connect(host) as link:
-        facts = ask_facts(link, host, planning.facts_request(host, None))
+        facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held:
             raise _locked(host, facts.lock.run, facts.lock.who, facts.lock.since)
         if facts.orphan is None:
@@ -124,7 +124,7 @@ def unlock(target: str, *, hosts: Path | None, force: bool, patience_s: float, j
     emit = Emitter(view, host.name)
     begun = time.monotonic()
     with Interrupts(), ssh.connect(host) as link:
-        facts = ask_facts(link, host, planning.facts_request(host, None))
+        facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held and not force:
             raise unlocking.refuse(host, facts)
         emit.run = facts.lock.run

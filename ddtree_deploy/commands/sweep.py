@@ -11,9 +11,9 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
 from ddtree_deploy.onhost.judge.sweep_table import CHAIN
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning import plan_gates
-from ddtree_deploy.planning.plan import PlanResult, RunOptions
+from ddtree_deploy.planning.assemble import PlanResult, RunOptions
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.report import bundle
 
 HEADER = ("concurrency", "budget", "tokens/s", "x chain", "interval", "accept length", "TTFT, ms", "TPOT, ms")
@@ -53,8 +53,8 @@ def sweep(
     book = gates.restarting(base, Step("sweep", "sweep", arms * gates.RESTART_S, options))
     inputs.require_consent(yes, f"sweep {target} --budgets {budgets}")
 
-    def make(host: Host, facts: Facts, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(host, facts, book, options, {})
+    def make(known: Known, options: RunOptions) -> PlanResult:
+        return plan_gates.make_gates(known, book, options, {})
 
     done = gates.run(inventory, target, book, make, json_lines, ask=not yes)
     outcome = done.outcomes[0]

@@ -7,7 +7,6 @@ Relative paths are relative to the folder of hosts.yaml.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory_schema import (
     CONNECT_S,
-    GROUP_NAME,
     HostModel,
     InventoryModel,
     ServiceModel,
@@ -26,9 +24,8 @@ from ddtree_deploy.inputs.inventory_schema import (
 from ddtree_deploy.inputs.yaml.document import Document, suggest
 from ddtree_deploy.inputs.yaml.document import load as load_yaml
 from ddtree_deploy.inputs.yaml.models import fit
+from ddtree_deploy.inputs.yaml.values import parse_name
 from ddtree_deploy.onhost.wire.protocol import Launch, Service
-
-HOST_NAME = re.compile(GROUP_NAME)
 
 
 @dataclass(frozen=True)
@@ -54,17 +51,20 @@ class Host:
     file: Path | None = None
     line: int | None = None
 
+    def error(self, message: str, field: str = "", **more: str) -> InputError:
+        """An InputError at this host in hosts.yaml, or at a field of it."""
+        place = ".".join(["hosts", self.name, *([field] if field else [])])
+        return InputError(message, file=self.file, line=self.line, field=place, **more)
+
     def secrets(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """`{"api_key": ...}` from the environment, or {}. InputError: the variable is not set."""
         if not self.api_key_env:
             return {}
         value = (os.environ if environ is None else environ).get(self.api_key_env, "")
         if not value:
-            raise InputError(
+            raise self.error(
                 f"the environment variable {self.api_key_env} is not set; the API key is taken from it",
-                file=self.file,
-                line=self.line,
-                field=f"hosts.{self.name}.service.api_key",
+                "service.api_key",
                 next_command=f"export {self.api_key_env}=...",
             )
         return {"api_key": value}
@@ -106,8 +106,7 @@ def load(path: Path) -> Inventory:
 
 def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
     loc = ("hosts", name)
-    if not HOST_NAME.fullmatch(name):
-        raise doc.error(loc, f"{name!r} is not a name: letters, digits, `.`, `_`, `-`")
+    _check_name(doc, loc)
     own = doc.data["hosts"][name]
     if not isinstance(own, dict):
         raise doc.error(loc, "expected a mapping with address and python")
@@ -140,20 +139,21 @@ def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
     )
 
 
+def _check_name(doc: Document, loc: tuple[str, str]) -> None:
+    try:
+        parse_name(loc[-1])
+    except ValueError as error:
+        raise doc.error(loc, str(error)) from None
+
+
 def _service(model: ServiceModel) -> Service:
-    launch = model.launch
     return Service(
         name=model.name or model.default_name(),
         kind=model.kind,
         endpoint=model.endpoint.rstrip("/"),
         also_endpoints=[endpoint.rstrip("/") for endpoint in model.also_endpoints],
         unit=model.unit,
-        launch=Launch(
-            command=list(launch.command) if launch.command is not None else None,
-            set=dict(launch.set),
-            unset=list(launch.unset),
-            env=dict(launch.env),
-        ),
+        launch=Launch(**model.launch.model_dump()),
         start_stalled_after_s=model.start.stalled_after,
         start_limit_s=model.start.limit,
         drain_s=model.stop.drain,
@@ -183,8 +183,7 @@ def _groups(
     """Groups flattened to host names: in order, each once."""
     for name, members in groups.items():
         loc = ("groups", name)
-        if not HOST_NAME.fullmatch(name):
-            raise doc.error(loc, f"{name!r} is not a name: letters, digits, `.`, `_`, `-`")
+        _check_name(doc, loc)
         if name in hosts:
             raise doc.error(loc, f"{name!r} is a host already (line {doc.line(('hosts', name))})")
         if not members:

@@ -7,17 +7,15 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from ddtree_deploy.inputs.yaml.document import Document
-from ddtree_deploy.inputs.yaml.models import Duration, Model, Timeout
+from ddtree_deploy.inputs.yaml.models import Duration, Model, NameOrNone, Timeout, User, UserOrNone
 from ddtree_deploy.inputs.yaml.nodes import Loc
 
 CONNECT_S = 10.0  # where nobody says otherwise
-GROUP_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?\Z")
 
 
 class ApiKeyModel(Model):
@@ -54,12 +52,12 @@ class ServiceModel(Model):
     endpoint: str
     also_endpoints: list[str] = Field(default_factory=list)
     unit: str = ""
-    name: str = ""
+    name: NameOrNone = ""
     api_key: ApiKeyModel | None = None
     launch: LaunchModel = Field(default_factory=LaunchModel)
     start: StartModel = Field(default_factory=StartModel)
     stop: StopModel = Field(default_factory=StopModel)
-    user: str = ""
+    user: UserOrNone = ""
 
     def default_name(self) -> str:
         """The unit without its suffix, or `sglang-PORT`: two services of one host never share a name."""
@@ -70,7 +68,7 @@ class HostModel(Model):
     address: str
     python: str
     port: Annotated[int, Field(ge=1, le=65535)] = 22
-    user: str | None = None
+    user: User | None = None
     identity_file: str | None = None
     known_hosts: str = "~/.ssh/known_hosts"
     gpus: Annotated[int, Field(ge=0, le=1024)] | None = None
@@ -96,24 +94,13 @@ class HostModel(Model):
                 raise ValueError(f"{value!r} is not a host name or an IP address") from None
         return value
 
-    @field_validator("user")
+    @field_validator("python", "state_dir")
     @classmethod
-    def _user(cls, value: str | None) -> str | None:
-        if value is not None and not _USER.match(value):
-            raise ValueError(f"{value!r} is not a user name")
-        return value
-
-    @field_validator("python")
-    @classmethod
-    def _python(cls, value: str) -> str:
-        if not _host_path(value):
-            raise ValueError(f"{value!r} must be an absolute path on the host, or start with ~/")
-        return value
-
-    @field_validator("state_dir")
-    @classmethod
-    def _state_dir(cls, value: str) -> str:
-        if value and (not _host_path(value) or value.strip("/~") == ""):
+    def _host_path(cls, value: str, info: ValidationInfo) -> str:
+        good = value.startswith(("/", "~/")) and ".." not in value.split("/")
+        if info.field_name == "state_dir":
+            good = not value or (good and value.strip("/~") != "")
+        if not good:
             raise ValueError(f"{value!r} must be an absolute path on the host, or start with ~/")
         return value
 
@@ -131,10 +118,6 @@ class InventoryModel(Model):
     groups: dict[str, list[str]] = Field(default_factory=dict)
 
 
-def _host_path(text: str) -> bool:
-    return (text.startswith("/") or text.startswith("~/")) and ".." not in text.split("/")
-
-
 def flag_texts(doc: Document, loc: Loc) -> None:
     """Give numbers in `launch.set`, `launch.env` and `launch.command` back the text that was written.
 
@@ -149,15 +132,9 @@ def flag_texts(doc: Document, loc: Loc) -> None:
         return
     for table in ("set", "env", "command"):
         values: Any = launch.get(table)
-        keys = (
-            list(values)
-            if isinstance(values, dict)
-            else range(len(values))
-            if isinstance(values, list)
-            else ()
-        )
-        for key in keys:
-            at, value = (*where, table, key), values[key]
+        pairs = values.items() if isinstance(values, dict) else enumerate(values or ())
+        for key, value in list(pairs) if isinstance(values, dict | list) else ():
+            at = (*where, table, key)
             if isinstance(value, bool):
                 text = doc.texts[at]
                 if table != "set" or text != "true":
@@ -190,10 +167,6 @@ def check_host(doc: Document, loc: Loc, host: HostModel) -> None:
     _check_launch(doc, at, service)
     if service.start.stalled_after > service.start.limit:
         raise doc.error((*at, "start"), "stalled_after is longer than limit")
-    if service.user and not _USER.match(service.user):
-        raise doc.error((*at, "user"), f"{service.user!r} is not a user name")
-    if service.name and not re.fullmatch(GROUP_NAME, service.name):
-        raise doc.error((*at, "name"), f"{service.name!r} is not a name: letters, digits, `.`, `_`, `-`")
 
 
 def _check_kind(doc: Document, at: Loc, service: ServiceModel) -> None:

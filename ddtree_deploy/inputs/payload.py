@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive, distinfo
@@ -16,6 +18,7 @@ from ddtree_deploy.inputs.yaml.nodes import Loc
 from ddtree_deploy.onhost.staging.patch import PatchError, apply
 
 FILE = "payload.yaml"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def load(folder: Path | str) -> Payload:
     checks: list[Check] = []
     for name, check in top.checks.items():
         script = f"checks/{PurePosixPath(check.script).name}"
-        data = _located(doc, ("checks", name, "script"), reader, check.script)
+        data = _located(doc, ("checks", name, "script"), reader.file, check.script)
         if any(c.script == script and c.data != data for c in checks):
             raise doc.error(("checks", name, "script"), f"two scripts are called {script!r}")
         checks.append(Check(name, script, data, check.expect, check.timeout, check.argv, check.gpu_memory))
@@ -109,14 +112,14 @@ def load(folder: Path | str) -> Payload:
         path = f"attachments/{PurePosixPath(rel).name}"
         if path in attachments:
             raise doc.error(("attachments", i), f"two attachments are called {PurePosixPath(rel).name!r}")
-        attachments[path] = _located(doc, ("attachments", i), reader, rel)
+        attachments[path] = _located(doc, ("attachments", i), reader.file, rel)
     return Payload(folder, top.name, top.version, tuple(variants.values()), tuple(checks), attachments)
 
 
-def _located(doc: Document, loc: Loc, reader: Reader, rel: str) -> bytes:
-    """One file, with the line of payload.yaml that asks for it in the error."""
+def _located(doc: Document, loc: Loc, read: Callable[[str], T], rel: str) -> T:
+    """What is read, with the line of payload.yaml that asks for it in the error."""
     try:
-        return reader.file(rel)
+        return read(rel)
     except InputError as exc:
         raise doc.error(loc, f"{exc.file}: {exc.message}") from None
 
@@ -140,11 +143,7 @@ def _variant(doc: Document, loc: Loc, model: VariantModel, top: PayloadModel, re
 
     for i, file in enumerate(model.files):
         at = (*loc, "files", i)
-        try:
-            tree = reader.tree(file.from_)
-        except InputError as exc:
-            raise doc.error((*at, "from"), f"{exc.file}: {exc.message}") from None
-        for rel, data in tree.items():
+        for rel, data in _located(doc, (*at, "from"), reader.tree, file.from_).items():
             ref = f"{file.to}/{rel}" if rel else file.to
             origin = f"{file.from_}/{rel}" if rel else file.from_
             add(Item(ref, "file", data, archive.digest(data), origin=origin), at)
@@ -172,15 +171,15 @@ def _variant(doc: Document, loc: Loc, model: VariantModel, top: PayloadModel, re
 
 def _overlay(doc: Document, at: Loc, model: OverlayModel, reader: Reader) -> Item:
     if model.file is not None:
-        data = _located(doc, (*at, "file"), reader, model.file)
+        data = _located(doc, (*at, "file"), reader.file, model.file)
         digest = archive.digest(data)
         if digest == model.base:
             raise doc.error((*at, "file"), f"{model.file} is the upstream file itself, nothing would change")
         return Item(model.to, "file", data, digest, model.base, model.file)
     assert model.patch is not None
-    data = _located(doc, (*at, "patch"), reader, model.patch)
+    data = _located(doc, (*at, "patch"), reader.file, model.patch)
     if model.base_file is not None:
-        return _patched(doc, at, model, data, _located(doc, (*at, "base_file"), reader, model.base_file))
+        return _patched(doc, at, model, data, _located(doc, (*at, "base_file"), reader.file, model.base_file))
     if model.result is None:
         raise doc.error(
             at,

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs.payload_schema import relative_problem
+from ddtree_deploy.inputs.payload_schema import check_relative
 from ddtree_deploy.text import safe, size
 
 MAX_FILE = 256 * 1024 * 1024
@@ -78,9 +78,11 @@ class Reader:
         except UnicodeEncodeError:
             shown = os.fsencode(path.name).decode("utf-8", "backslashreplace")
             raise InputError("the name is not UTF-8", file=safe(path.with_name(shown))) from None
-        problem = relative_problem(path.name)
-        if problem and not path.name.startswith("~"):
-            raise InputError(problem, file=safe(path))
+        try:
+            if not path.name.startswith("~"):
+                check_relative(path.name)
+        except ValueError as problem:
+            raise InputError(str(problem), file=safe(path)) from None
 
     def _read(self, path: Path) -> bytes:
         try:

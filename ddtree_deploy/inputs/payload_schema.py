@@ -7,46 +7,37 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ddtree_deploy.inputs.yaml.models import Model, Size, Timeout
+from ddtree_deploy.inputs.yaml.models import Model, Name, Size, Timeout
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_POINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9.]+)?\Z")
 _ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
 _GROUP = re.compile(r"\w+(\.\w+)*\Z")
 _REF = re.compile(r"(site|sglang):(.+)\Z", re.DOTALL)
 
 
-def relative_problem(path: str) -> str:
-    """Why `path` is not a plain relative path; "" if it is."""
+def check_relative(path: str) -> str:
+    """`path`, if it is a plain relative one. Raises ValueError saying why it is not."""
     if not path:
-        return "the path is empty"
-    if path.startswith("/") or path.startswith("~"):
-        return f"{path!r} must be a relative path"
+        raise ValueError("the path is empty")
+    if path.startswith(("/", "~")):
+        raise ValueError(f"{path!r} must be a relative path")
     if "\\" in path or any(ord(c) < 32 or ord(c) == 127 for c in path):
-        return f"{path!r} has a character that a path here may not have"
+        raise ValueError(f"{path!r} has a character that a path here may not have")
     parts = path.split("/")
     if ".." in parts:
-        return f"{path!r} leaves its folder"
+        raise ValueError(f"{path!r} leaves its folder")
     if "" in parts or "." in parts:
-        return f"{path!r} is not written in its shortest form"
-    return ""
-
-
-def _relative(value: str) -> str:
-    problem = relative_problem(value)
-    if problem:
-        raise ValueError(problem)
-    return value
+        raise ValueError(f"{path!r} is not written in its shortest form")
+    return path
 
 
 def _ref(value: str) -> str:
     match = _REF.match(value)
     if match is None:
         raise ValueError(f"{value!r} must start with site: (site-packages) or sglang: (the sglang folder)")
-    problem = relative_problem(match[2])
-    if problem:
-        raise ValueError(problem)
+    check_relative(match[2])
     if match[2].endswith(".pyc") or "__pycache__" in match[2].split("/"):
         raise ValueError(f"{value!r}: compiled files are not installed, Python makes them")
     if match[1] == "site" and match[2].split("/")[0] == "sglang":
@@ -60,22 +51,15 @@ def _digest(value: str) -> str:
     return value
 
 
-def _name(value: str) -> str:
-    if not _NAME.match(value):
-        raise ValueError(f"{value!r} is not a name: letters, digits, `.`, `_`, `-`")
-    return value
-
-
 def _version(value: str) -> str:
     if not _VERSION.match(value):
         raise ValueError(f"{value!r} is not a version such as 0.1.0 or 1.2rc1")
     return value
 
 
-Relative = Annotated[str, AfterValidator(_relative)]
+Relative = Annotated[str, AfterValidator(check_relative)]
 Ref = Annotated[str, AfterValidator(_ref)]
 Digest = Annotated[str, AfterValidator(_digest)]
-Name = Annotated[str, AfterValidator(_name)]
 Version = Annotated[str, AfterValidator(_version)]
 
 
@@ -120,7 +104,7 @@ class DistInfoModel(Model):
             if not _GROUP.match(group):
                 raise ValueError(f"{group!r} is not the name of an entry point group")
             for name, target in points.items():
-                if not _NAME.match(name) or not _ENTRY.match(target):
+                if not _POINT.match(name) or not _ENTRY.match(target):
                     raise ValueError(f"{name} = {target} is not an entry point; write name: module:attribute")
         return value
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ddtree_deploy.inputs.yaml.models import Duration, Model, Size, Timeout
+from ddtree_deploy.inputs.yaml.models import Duration, Model, Name, Size, Timeout, UserOrNone
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?$")
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Ratio = Annotated[float, Field(gt=0, le=1000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -19,25 +16,19 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class StepModel(Model):
     """What every step may say."""
 
-    timeout: Timeout | None = None
+    timeout: Timeout | None = Field(default=None, exclude=True)
 
     def wire(self) -> dict[str, Any]:
-        """StepSpec.options."""
-        return {}
+        """StepSpec.options: the fields under their names on the wire, which have units."""
+        return self.model_dump(by_alias=True)
 
 
 class Preflight(StepModel):
-    min_free: Size = 1024**3
-
-    def wire(self) -> dict[str, Any]:
-        return {"min_free_bytes": self.min_free}
+    min_free: Size = Field(default=1024**3, serialization_alias="min_free_bytes")
 
 
 class Smoke(StepModel):
     checks: list[str] | None = None  # names from payload.yaml; None: all
-
-    def wire(self) -> dict[str, Any]:
-        return {"checks": self.checks}
 
 
 class Bench(Model):
@@ -45,12 +36,9 @@ class Bench(Model):
     concurrency: Count = 4
     output_len: Annotated[int, Field(ge=4, le=1_000_000)] = 32  # SGLang's client refuses less
     rounds: Annotated[int, Field(ge=1, le=100)] = 8  # that count; a warm-up round comes before them
-    min_round: Duration = 5.0  # a shorter round runs its prompts again
     also: list[Count] = Field(default_factory=list)  # concurrencies that are reported, not judged
-
-    def wire(self) -> dict[str, Any]:
-        """The options of `onhost.measure.Bench`."""
-        return {**self.model_dump(exclude={"min_round"}), "min_round_s": self.min_round}
+    # A shorter round runs its prompts again.
+    min_round: Duration = Field(default=5.0, serialization_alias="min_round_s")
 
 
 class Baseline(StepModel):
@@ -60,29 +48,23 @@ class Baseline(StepModel):
     bench: Bench | None = Field(default_factory=Bench)
 
     def wire(self) -> dict[str, Any]:
-        return {
-            "prompts": PROMPTS,
-            "tokens": self.tokens,
-            "max_new_tokens": self.max_new_tokens,
-            "bench": self.bench.wire() if self.bench else None,
-        }
+        return {**super().wire(), "prompts": PROMPTS}
 
 
 class Stop(StepModel):
-    drain: Duration | None = None  # None: as hosts.yaml says
-    limit: Timeout | None = None
+    drain: Duration | None = Field(default=None, serialization_alias="drain_s")  # None: as hosts.yaml says
+    limit: Timeout | None = Field(default=None, serialization_alias="limit_s")
     kill: bool | None = None
 
     def wire(self) -> dict[str, Any]:
-        given = {"drain_s": self.drain, "limit_s": self.limit, "kill": self.kill}
-        return {key: value for key, value in given.items() if value is not None}
+        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class Health(StepModel):
     requests: Count = 3
     need: Count = 3
     max_new_tokens: Count = 8
-    deadline: Timeout = 120.0
+    deadline: Timeout = Field(default=120.0, serialization_alias="deadline_s")
 
     @model_validator(mode="after")
     def _need(self) -> Health:
@@ -90,27 +72,17 @@ class Health(StepModel):
             raise ValueError(f"need ({self.need}) is more than requests ({self.requests})")
         return self
 
-    def wire(self) -> dict[str, Any]:
-        return {
-            "requests": self.requests,
-            "need": self.need,
-            "max_new_tokens": self.max_new_tokens,
-            "deadline_s": self.deadline,
-        }
-
 
 class Tokens(StepModel):
     epsilon: Annotated[float, Field(gt=0, le=1)] | None = None  # None: as the reference against itself
     max_tie_share: Share | None = None
-    golden: str | None = None  # relative to the playbook; None: the baseline of this run
-
-    def wire(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "max_tie_share": self.max_tie_share}
+    # Relative to the playbook; None: the baseline of this run.
+    golden: str | None = Field(default=None, exclude=True)
 
 
 class Acceptance(StepModel):
     max_steps_ratio: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    against: str | None = None  # a baseline file, relative to the playbook
+    against: str | None = Field(default=None, exclude=True)  # a baseline file, relative to the playbook
     dataset: str | None = None  # which of its data sets the prompts are
     tolerance: Share = 0.03
     max_new_tokens: Count = 512
@@ -121,21 +93,13 @@ class Acceptance(StepModel):
             raise ValueError("against (a baseline file) and dataset (which of its data sets) belong together")
         return self
 
-    def wire(self) -> dict[str, Any]:
-        return {
-            "max_steps_ratio": self.max_steps_ratio,
-            "dataset": self.dataset,
-            "tolerance": self.tolerance,
-            "max_new_tokens": self.max_new_tokens,
-        }
-
 
 class Benchmark(StepModel):
     min_ratio: Ratio | None = 0.95  # None: speed is reported, not judged
     assume_restart_sd: Annotated[float, Field(gt=0, le=0.5)] | None = None
     expected_ratio: Ratio = 1.0
     host_change: Annotated[float, Field(gt=0, le=10)] = 0.10
-    prompts: str | None = None  # for a playbook without a baseline
+    prompts: str | None = Field(default=None, exclude=True)  # for a playbook without a baseline
     bench: Bench | None = None
 
     @model_validator(mode="after")
@@ -148,34 +112,20 @@ class Benchmark(StepModel):
         return self
 
     def wire(self) -> dict[str, Any]:
-        own = {
-            "min_ratio": self.min_ratio,
-            "assume_restart_sd": self.assume_restart_sd,
-            "expected_ratio": self.expected_ratio,
-            "host_change": self.host_change,
-        }
-        return own | ({"bench": self.bench.wire()} if self.bench else {})
+        return self.model_dump(by_alias=True, exclude=None if self.bench else {"bench"})
 
 
 class Soak(StepModel):
     requests: Count = 200
     concurrency: Count = 4
     max_new_tokens: Count = 16
-    hang_after: Timeout = 60.0
+    hang_after: Timeout = Field(default=60.0, serialization_alias="hang_after_s")
     max_memory_growth: Annotated[float, Field(ge=0, le=100)] = 0.1
-
-    def wire(self) -> dict[str, Any]:
-        return {
-            "requests": self.requests,
-            "concurrency": self.concurrency,
-            "max_new_tokens": self.max_new_tokens,
-            "hang_after_s": self.hang_after,
-            "max_memory_growth": self.max_memory_growth,
-        }
 
 
 class Unlock(StepModel):
-    settle: Annotated[Duration, Field(le=600)] = 10.0  # the last look comes no earlier after the start
+    # The last look comes no earlier after the start.
+    settle: Duration = Field(default=10.0, le=600, serialization_alias="settle_s")
 
     @model_validator(mode="after")
     def _time(self) -> Unlock:
@@ -183,21 +133,16 @@ class Unlock(StepModel):
             raise ValueError(f"timeout ({self.timeout:g} s) is not longer than settle ({self.settle:g} s)")
         return self
 
-    def wire(self) -> dict[str, Any]:
-        return {"settle_s": self.settle}
-
 
 class Run(StepModel):
-    name: str
+    name: Name = Field(exclude=True)
     command: list[str]
     undo: list[str] | None = None
-    user: str = ""
+    user: UserOrNone = ""
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
-        if not _NAME.match(value):
-            raise ValueError(f"{value!r} is not a name: letters, digits, `.`, `_`, `-`")
         if value in KINDS:
             raise ValueError(f"{value!r} is the name of a step kind; call it something else")
         return value
@@ -208,16 +153,6 @@ class Run(StepModel):
         if value is not None and not (value and value[0]):
             raise ValueError("the command is empty")
         return value
-
-    @field_validator("user")
-    @classmethod
-    def _user(cls, value: str) -> str:
-        if value and not _USER.match(value):
-            raise ValueError(f"{value!r} is not a user name")
-        return value
-
-    def wire(self) -> dict[str, Any]:
-        return {"command": self.command, "undo": self.undo, "user": self.user}
 
 
 # Where the files of the playbook lie in the payload archive.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ddtree_deploy.errors import DriftError
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import FileState
+from ddtree_deploy.planning.known import Known
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,9 @@ def identity(file: FileState) -> str:
     return file.sha256 or file.kind
 
 
-def owned(facts: Facts) -> Mapping[str, Mapping[str, Any]]:
-    """Path -> {sha256, mode, ref, base_sha256} of the files of the installed release."""
-    files: Mapping[str, Mapping[str, Any]] = (facts.installed or {}).get("files", {})
-    return files
-
-
-def live(ref: str, file: FileState, base_sha256: str, facts: Facts) -> Live:
+def live(known: Known, ref: str, file: FileState, base_sha256: str) -> Live:
     """Judge one path. base_sha256: of the upstream file there; "" = upstream has none."""
-    own = owned(facts).get(file.path)
+    own = known.owned.get(file.path)
     sha = identity(file)
     if own is not None and file.kind == "file" and sha == own["sha256"]:
         return Live(ref, file.path, "ours", sha)
@@ -69,41 +60,29 @@ def in_words(file: FileState) -> str:
     }.get(file.kind, "a device or socket")
 
 
-def check(host: str, lives: list[Live], accept: bool, *, orphan: str = "") -> list[Live]:
+def check(known: Known, lives: list[Live], accept: bool) -> list[Live]:
     """The foreign ones, if they are accepted. Raises DriftError listing them if not.
 
-    orphan: a run that died half-way; then it is the likely reason, and has to be recovered first.
+    A run that died half-way is then the likely reason, and has to be recovered first.
     """
     foreign = [item for item in lives if item.state == "foreign"]
     stuck = [item for item in foreign if item.hopeless]
     if stuck:
         what = "path" if len(stuck) == 1 else "paths"
-        raise DriftError(
+        raise known.drift(
             f"{len(stuck)} {what} cannot be replaced: {'; '.join(i.line() for i in stuck)}",
-            stage="plan",
-            host=host,
-            state="nothing was touched",
-            next_command="move what is there out of the way on the host, then the same command again",
+            "move what is there out of the way on the host, then the same command again",
         )
-    if foreign and not accept and orphan:
-        raise DriftError(
-            f"{len(foreign)} live {_paths(foreign)} half-way: run {orphan} ended without a verdict",
-            stage="plan",
-            host=host,
-            state="nothing was touched",
-            next_command=f"ddtree-deploy recover {host}",
+    are = f"{len(foreign)} live {'file is' if len(foreign) == 1 else 'files are'}"
+    if foreign and not accept and known.facts.orphan:
+        raise known.drift(
+            f"{are} half-way: run {known.facts.orphan.run} ended without a verdict",
+            f"ddtree-deploy recover {known.name}",
         )
     if foreign and not accept:
-        raise DriftError(
-            f"{len(foreign)} live {_paths(foreign)} neither upstream's nor ours: "
+        raise known.drift(
+            f"{are} neither upstream's nor ours: "
             f"{'; '.join(i.line() for i in foreign)}; --accept-drift takes them into the backup and goes on",
-            stage="plan",
-            host=host,
-            state="nothing was touched",
-            next_command=f"ddtree-deploy drift {host}",
+            f"ddtree-deploy drift {known.name}",
         )
     return foreign
-
-
-def _paths(items: list[Live]) -> str:
-    return "file is" if len(items) == 1 else "files are"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from ddtree_deploy.inputs.payload import Item, Payload
 from ddtree_deploy.onhost.staging import patch
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import FileState
 from ddtree_deploy.planning import drift
 from ddtree_deploy.planning.changes import content_of, diff
 from ddtree_deploy.planning.drift import Live
+from ddtree_deploy.planning.known import PACKAGE, Known
 from ddtree_deploy.text import safe
 
 
@@ -32,38 +32,38 @@ class LiveFile:
     moved: bool = False  # foreign; or upstream's again, where the live release has put ours
 
 
-def live_files(facts: Facts, payload: Payload | None) -> list[tuple[Live, FileState]]:
+def live_files(known: Known, payload: Payload | None) -> list[tuple[Live, FileState]]:
     """Every path that the installed release or the payload's fitting variant is about, by ref."""
-    items = items_of(facts, payload)
+    items = items_of(known, payload)
     found: dict[str, tuple[Live, FileState]] = {}
     for ref, item in items.items():
-        state = facts.files.get(ref)
+        state = known.facts.files.get(ref)
         if state is not None:
-            found[state.path] = drift.live(ref, state, item.base_sha256, facts), state
-    for path, own in drift.owned(facts).items():
-        state = facts.installed_files.get(path)
+            found[state.path] = drift.live(known, ref, state, item.base_sha256), state
+    for path, own in known.owned.items():
+        state = known.facts.installed_files.get(path)
         if state is not None and path not in found:
-            live = drift.live(str(own["ref"]), state, str(own.get("base_sha256", "")), facts)
+            live = drift.live(known, str(own["ref"]), state, str(own.get("base_sha256", "")))
             found[path] = live, state
     return sorted(found.values(), key=lambda pair: pair[0].ref)
 
 
-def items_of(facts: Facts, payload: Payload | None) -> dict[str, Item]:
+def items_of(known: Known, payload: Payload | None) -> dict[str, Item]:
     """Ref -> item, of the payload's variants that fit the host's SGLang."""
-    package = facts.packages.get("sglang")
+    package = known.facts.packages.get(PACKAGE)
     variants = [v for v in payload.variants if package and package.version in v.sglang] if payload else []
     return {item.ref: item for v in variants for item in v.items}
 
 
-def report(facts: Facts, payload: Payload | None) -> list[LiveFile]:
+def report(known: Known, payload: Payload | None) -> list[LiveFile]:
     """What `drift` says. The facts must have been asked for contents."""
-    release = str((facts.installed or {}).get("release", ""))
-    known = _known(facts, payload)
+    contents = _contents(known, payload)
+    items = items_of(known, payload)
     found = []
-    for live, state in live_files(facts, payload):
-        own = drift.owned(facts).get(live.path)
+    for live, state in live_files(known, payload):
+        own = known.owned.get(live.path)
         base = str(own.get("base_sha256", "")) if own else ""
-        item = items_of(facts, payload).get(live.ref)
+        item = items.get(live.ref)
         base = base or (item.base_sha256 if item else "")
         text, why = "", ""
         expected, there = live.expected, live.found
@@ -71,16 +71,16 @@ def report(facts: Facts, payload: Payload | None) -> list[LiveFile]:
         if own is not None and live.state == "base":
             expected, there = f"ours {own['sha256'][:12]}", drift.in_words(state)
         if live.state == "ours":
-            text, why = _difference(live.ref, "upstream", known.get(base), content_of(state))
+            text, why = _difference(live.ref, "upstream", contents.get(base), content_of(state))
         elif moved:
-            wanted = known.get(str(own["sha256"]) if own else base)
+            wanted = contents.get(str(own["sha256"]) if own else base)
             text, why = _difference(live.ref, "expected", wanted, content_of(state))
         found.append(
             LiveFile(
                 live.ref,
                 live.path,
                 live.state,
-                release if live.state == "ours" else "",
+                known.live if live.state == "ours" else "",
                 expected,
                 there,
                 text,
@@ -91,22 +91,22 @@ def report(facts: Facts, payload: Payload | None) -> list[LiveFile]:
     return found
 
 
-def _known(facts: Facts, payload: Payload | None) -> dict[str, bytes]:
+def _contents(known: Known, payload: Payload | None) -> dict[str, bytes]:
     """Digest -> content, of all that is at hand: kept bases, the payload, live files. "" is nothing."""
-    known = {"": b""}
+    facts, found = known.facts, {"": b""}
     for digest, packed in facts.base_contents.items():
-        known[digest] = zlib.decompress(base64.b64decode(packed))
+        found[digest] = zlib.decompress(base64.b64decode(packed))
     for state in (*facts.files.values(), *facts.installed_files.values()):
         data = content_of(state)
         if data is not None:
-            known[state.sha256] = data
-    for item in items_of(facts, payload).values():
+            found[state.sha256] = data
+    for item in items_of(known, payload).values():
         if item.kind != "patch":
-            known[item.sha256] = item.data
-        elif item.base_sha256 in known:
+            found[item.sha256] = item.data
+        elif item.base_sha256 in found:
             with contextlib.suppress(patch.PatchError):  # said where it matters: when it is to be installed
-                known[item.sha256] = patch.apply(known[item.base_sha256], item.data)
-    return known
+                found[item.sha256] = patch.apply(found[item.base_sha256], item.data)
+    return found
 
 
 def _difference(ref: str, name: str, old: bytes | None, new: bytes | None) -> tuple[str, str]:

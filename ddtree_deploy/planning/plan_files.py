@@ -6,18 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ddtree_deploy.errors import DriftError
-from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Item, Variant
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import FileState, Target
 from ddtree_deploy.planning.changes import FileChange, content_of, diff
-from ddtree_deploy.planning.drift import Live, check, identity, in_words, live, owned
-from ddtree_deploy.planning.variants import file_state
+from ddtree_deploy.planning.drift import Live, check, identity, in_words, live
+from ddtree_deploy.planning.known import Known
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlannedFile:
     """An item of the variant beside what is live."""
 
     item: Item
@@ -26,16 +23,21 @@ class Wanted:
     mode: int
 
     @classmethod
-    def of(cls, item: Item, facts: Facts) -> Wanted:
-        file = file_state(facts, item.ref)
+    def of(cls, known: Known, item: Item) -> PlannedFile:
+        file = known.file(item.ref)
         # An upstream file keeps its mode; ours are plain files.
         mode = file.mode & 0o7777 if item.base_sha256 and file.kind == "file" else 0o644
-        return cls(item, file, live(item.ref, file, item.base_sha256, facts), mode)
+        return cls(item, file, live(known, item.ref, file, item.base_sha256), mode)
 
     @property
     def differs(self) -> bool:
         same = self.file.kind == "file" and self.file.sha256 == self.item.sha256
         return not same or self.file.mode & 0o7777 != self.mode
+
+    @property
+    def changed(self) -> bool:
+        """Also a foreign file that has the wanted content: it goes into the backup."""
+        return self.differs or self.live.state == "foreign"
 
     def target(self) -> Target:
         source = f"{'patch' if self.item.kind == 'patch' else 'blob'}:{self.item.blob}"
@@ -49,12 +51,19 @@ class Wanted:
             mode=self.mode,
         )
 
-    def change(self, facts: Facts) -> FileChange:
+    def change(self, known: Known) -> FileChange:
         kind = "patched" if self.item.kind == "patch" else "replaced"
         kind = "new" if self.file.kind == "absent" else kind
-        kind = kind if self.differs or self.live.state == "foreign" else "unchanged"
-        text = "" if kind == "unchanged" else _item_diff(self)
-        return FileChange(self.item.ref, self.file.path, kind, _live_words(self.live, facts), text)
+        kind = kind if self.changed else "unchanged"
+        text = self._diff() if self.changed else ""
+        return FileChange(self.item.ref, self.file.path, kind, _live_words(known, self.live), text)
+
+    def _diff(self) -> str:
+        """The patch itself where the base is live, else old against new; "" where a side is not at hand."""
+        if self.item.kind == "patch":
+            return self.item.data.decode("utf-8", "replace")
+        old = b"" if self.file.kind == "absent" else content_of(self.file)
+        return "" if old is None else diff(self.item.ref, old, self.item.data)
 
 
 @dataclass(frozen=True)
@@ -66,13 +75,14 @@ class Gone:
     change: FileChange
 
 
-def gone(facts: Facts, kept: set[str]) -> list[Gone]:
+def gone(known: Known, kept: set[str]) -> list[Gone]:
+    """What of the installed release has to go; `kept` are the paths of the new one."""
     found = []
-    for path, own in sorted(owned(facts).items()):
-        file = facts.installed_files.get(path, FileState(path, "absent"))
+    for path, own in sorted(known.owned.items()):
+        file = known.installed_file(path)
         base = str(own.get("base_sha256", ""))
-        state = live(own["ref"], file, base, facts)
-        if path in kept or (state.state == "base"):
+        state = live(known, own["ref"], file, base)
+        if path in kept or state.state == "base":
             continue
         target = Target(
             path=path,
@@ -88,93 +98,73 @@ def gone(facts: Facts, kept: set[str]) -> list[Gone]:
             own["ref"],
             path,
             "restored" if base else "removed",
-            _live_words(state, facts),
+            _live_words(known, state),
             "" if base or old is None else diff(own["ref"], old, b""),
         )
         found.append(Gone(state, target, change))
     return found
 
 
-def check_bases(host: Host, facts: Facts, wanted: list[Wanted], stale: list[Gone]) -> None:
+def check_bases(known: Known, wanted: list[PlannedFile], stale: list[Gone]) -> None:
     """What needs a pristine upstream file can have it: it is live, or it was kept."""
-    lost = [
-        w.item.ref
+    needed = [
+        (w.item.ref, w.item.base_sha256)
         for w in wanted
-        if w.item.kind == "patch"
-        and w.differs
-        and identity(w.file) != w.item.base_sha256
-        and w.item.base_sha256 not in facts.bases
+        if w.item.kind == "patch" and w.differs and identity(w.file) != w.item.base_sha256
     ]
-    lost += [
-        g.target.ref for g in stale if g.target.source == "base" and g.target.base_sha256 not in facts.bases
-    ]
+    needed += [(g.target.ref, g.target.base_sha256) for g in stale if g.target.source == "base"]
+    lost = [ref for ref, base in needed if base not in known.facts.bases]
     if lost:
-        raise DriftError(
+        raise known.drift(
             f"the upstream content of {', '.join(lost)} is neither live nor kept on the host: it cannot be "
             "patched or restored",
-            stage="plan",
-            host=host.name,
-            state="nothing was touched",
-            next_command="install SGLang's own files again on the host, then the same command",
+            "install SGLang's own files again on the host, then the same command",
         )
 
 
-def check_folders(host: Host, facts: Facts, variant: Variant) -> None:
+def check_folders(known: Known, variant: Variant) -> None:
     """No folder on the way to a file of ours is a link or a file: that would lead somewhere else."""
     for ref in sorted({str(p) for i in variant.items for p in PurePosixPath(i.ref).parents if str(p) != "."}):
-        state = facts.files.get(ref)
+        state = known.facts.files.get(ref)
         if state is not None and state.kind not in ("dir", "absent"):
             found = f"a symbolic link to {state.link}" if state.kind == "symlink" else f"a {state.kind}"
-            raise DriftError(
+            raise known.drift(
                 f"{ref} should be a folder, but is {found}",
-                stage="plan",
-                host=host.name,
-                state="nothing was touched",
-                next_command=f"move {state.path} out of the way on the host, then the same command",
+                f"move {state.path} out of the way on the host, then the same command",
             )
 
 
-def _item_diff(wanted: Wanted) -> str:
-    """The patch itself where the base is live, else old against new; "" where a side is not at hand."""
-    if wanted.item.kind == "patch":
-        return wanted.item.data.decode("utf-8", "replace")
-    old = b"" if wanted.file.kind == "absent" else content_of(wanted.file)
-    if old is None:
-        return ""
-    return diff(wanted.item.ref, old, wanted.item.data)
-
-
 def restores(
-    host: Host, facts: Facts, sources: Mapping[str, tuple[str, str]], accept: bool
+    known: Known, sources: Mapping[str, tuple[str, str]], accept: bool
 ) -> tuple[list[Target], list[FileChange]]:
     """Every path of `sources` (path -> (run, ref)), to be as the backup of that run recorded it."""
-    files = owned(facts)
     lives, targets, changes = [], [], []
     for path, (run, ref) in sorted(sources.items(), key=lambda item: item[1][1]):
-        expected = str(files[path]["sha256"]) if path in files else ""
-        file = facts.installed_files.get(path, FileState(path, "absent"))
+        own = known.owned.get(path, {})
+        expected = str(own.get("sha256", ""))
+        file = known.installed_file(path)
         sha = identity(file)
         state = Live(
             ref,
             path,
             # What is not ours any more was removed, or is one of the upstream files that we keep.
-            "ours" if sha == expected or (path not in files and sha in facts.bases) else "foreign",
+            "ours" if sha == expected or (not own and sha in known.facts.bases) else "foreign",
             sha,
             f"ours {expected[:12]}" if expected else "nothing",
             in_words(file),
             file.kind in ("dir", "other"),
         )
         lives.append(state)
-        mode = int(files[path].get("mode", 0o644)) if path in files else 0o644
+        mode = int(own.get("mode", 0o644))
         targets.append(Target(path, ref, f"backup:{run}", "?", sha, mode=mode))
-        changes.append(FileChange(ref, path, "restored", _live_words(state, facts), ""))
-    check(host.name, lives, accept, orphan=facts.orphan.run if facts.orphan else "")
+        changes.append(FileChange(ref, path, "restored", _live_words(known, state), ""))
+    check(known, lives, accept)
     return targets, changes
 
 
-def _live_words(state: Live, facts: Facts) -> str:
+def _live_words(known: Known, state: Live) -> str:
     if state.state == "ours":
-        return f"ours, {(facts.installed or {}).get('release', '?')}"
+        return f"ours, {known.live or '?'}"
     if state.state == "foreign":
         return f"foreign, {state.found}"
     return "base" if state.sha256 else "absent"

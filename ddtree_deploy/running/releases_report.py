@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning import going_back
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.text import safe
 
 
@@ -26,25 +26,16 @@ class Row:
     target: bool  # `rollback --to` can go there
 
 
-def rows(facts: Facts) -> list[Row]:
+def rows(known: Known) -> list[Row]:
     """Newest first."""
-    live = str((facts.installed or {}).get("release", ""))
-    back = set(going_back.targets(facts))
+    back = going_back.targets(known.facts)
     return [
         Row(
-            r.run,
-            r.time,
-            r.action,
-            r.payload,
-            r.version,
-            r.variant,
-            r.digest,
-            r.who,
-            r.verdict,
-            live=r.run == live,
+            **{key: value for key, value in asdict(r).items() if key != "previous"},
+            live=r.run == known.live,
             target=r.action == "rollout" and r.verdict in ("good", "held") and r.run in back,
         )
-        for r in reversed(facts.releases)
+        for r in reversed(known.facts.releases)
     ]
 
 

@@ -21,8 +21,9 @@ from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning import plan
+from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet
-from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import local_step, signing
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
@@ -50,7 +51,7 @@ class Job:
     of_runs: dict[str, str] = field(default_factory=dict)  # rollback: host -> the rollout to undo
     to: str = ""  # rollback: the release to go back to
     launching: Callable[[str, str], None] = lambda host, run: None  # told just before a run begins on a host
-    make: Callable[[Host, Facts, RunOptions], PlanResult | NothingToDo] | None = None
+    make: Callable[[Known, RunOptions], PlanResult | NothingToDo] | None = None
     patience: Patience = field(default_factory=Patience)
 
 
@@ -142,7 +143,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     link = session.dial()
     emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
     begun = time.monotonic()
-    answer = ask(link, host, plan.facts_request(host, job.payload))
+    answer = ask(link, host, facts_request(host, job.payload))
     facts = answer.facts
     emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
     refuse_if_locked(host, facts)
@@ -152,7 +153,7 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         recovered = recover_orphan(host, link, facts, facts.orphan.run, emit)
         if recovered.exit_code:
             return recovered
-        answer = ask(link, host, plan.facts_request(host, job.payload))
+        answer = ask(link, host, facts_request(host, job.payload))
         facts = answer.facts
     options = RunOptions.at(
         datetime.now(timezone.utc),
@@ -161,7 +162,8 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
         accept_drift=job.accept_drift,
         secrets=key,
     )
-    made = _plan(host, facts, job, options)
+    known = Known(host, facts)
+    made = _plan(known, job, options)
     if isinstance(made, NothingToDo):
         return _nothing(host, job, made.reason)
     if job.action == "rollout" and made.changes.empty and _serving(host, facts):
@@ -193,13 +195,13 @@ def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
     )
 
 
-def _plan(host: Host, facts: Facts, job: Job, options: RunOptions) -> PlanResult | NothingToDo:
+def _plan(known: Known, job: Job, options: RunOptions) -> PlanResult | NothingToDo:
     if job.make is not None:
-        return job.make(host, facts, options)
+        return job.make(known, options)
     if job.payload is None:
-        of_run = job.of_runs.get(host.name, "")
-        return plan.make_rollback(host, facts, job.playbook, options, of_run=of_run, to=job.to)
-    return plan.make_rollout(host, facts, job.payload, job.playbook, options)
+        of_run = job.of_runs.get(known.name, "")
+        return plan.make_rollback(known, job.playbook, options, of_run=of_run, to=job.to)
+    return plan.make_rollout(known, job.payload, job.playbook, options)
 
 
 def _local(host: Host, payload: Payload, made: PlanResult, facts: Facts, emit: Emitter) -> None:

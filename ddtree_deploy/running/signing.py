@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.protocol import SIGNATURE_NAMESPACE, signed_message
 
@@ -28,11 +27,5 @@ def sign(host: Host, key: Path, digest: str) -> str:
     except subprocess.TimeoutExpired:
         problem = f"ssh-keygen took longer than {SIGN_S:.0f} s"
     if problem:
-        raise InputError(
-            f"the payload cannot be signed with {key}: {problem.splitlines()[-1]}",
-            file=host.file,
-            line=host.line,
-            field=f"hosts.{host.name}.sign_with",
-            host=host.name,
-        )
+        raise host.error(f"the payload cannot be signed with {key}: {problem.splitlines()[-1]}", "sign_with")
     return done.stdout.decode()

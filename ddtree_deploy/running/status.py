@@ -5,27 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
-from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.drift_report import live_files
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.text import safe
 
 
-def describe(host: Host, facts: Facts, payload: Payload | None) -> dict[str, Any]:
+def describe(known: Known, payload: Payload | None) -> dict[str, Any]:
     """JSON-ready: release, files with their state (base | ours | foreign), service, lock, orphan, ..."""
-    installed = facts.installed or {}
-    release = next((r for r in reversed(facts.releases) if r.run == installed.get("release")), None)
-    service = asdict(facts.service) if facts.service is not None else None
+    facts, release = known.facts, known.release(known.live)
     return {
-        "address": host.address,
+        "address": known.host.address,
         "hostname": facts.hostname,
         "python": facts.python,
         "packages": {name: p.version for name, p in sorted(facts.packages.items())},
         "release": asdict(release) if release else None,
-        "live": str(installed.get("release", "")),
-        "files": files_of(facts, payload),
-        "service": service,
+        "live": known.live,
+        "files": files_of(known, payload),
+        "service": asdict(facts.service) if facts.service else None,
         "lock": asdict(facts.lock),
         "orphan": asdict(facts.orphan) if facts.orphan else None,
         "gpus": [asdict(gpu) for gpu in facts.gpus],
@@ -34,17 +31,11 @@ def describe(host: Host, facts: Facts, payload: Payload | None) -> dict[str, Any
     }
 
 
-def files_of(facts: Facts, payload: Payload | None) -> list[dict[str, str]]:
+def files_of(known: Known, payload: Payload | None) -> list[dict[str, str]]:
     """Every path that the installed release or the payload's fitting variant is about, with what is there."""
     return [
-        {
-            "ref": live.ref,
-            "path": live.path,
-            "state": live.state,
-            "expected": live.expected,
-            "found": live.found,
-        }
-        for live, _ in live_files(facts, payload)
+        {key: getattr(live, key) for key in ("ref", "path", "state", "expected", "found")}
+        for live, _ in live_files(known, payload)
     ]
 
 

@@ -17,7 +17,7 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.onhost.wire.facts import Facts, Kept, LockFacts, Package, Release, ServiceFacts
 from ddtree_deploy.onhost.wire.protocol import FileState, Launch, Plan, Service, to_dict
-from ddtree_deploy.planning.plan import RunOptions, facts_request
+from ddtree_deploy.planning.assemble import RunOptions, facts_request
 
 SITE = "/venv/lib/python3.11/site-packages"
 PACKAGE = f"{SITE}/sglang"

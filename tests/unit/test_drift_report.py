@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.planning.drift_report import LiveFile, lines_of, report
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import releases_report
 from tests.unit.planning import HOST, UPSTREAM
 from tests.unit.test_plan import LATER, Kit
@@ -21,7 +22,7 @@ def kit(tmp_path: Path) -> Kit:
 
 def drift(kit: Kit) -> dict[str, LiveFile]:
     facts = kit.world.facts(HOST, kit.payload, contents=True)
-    return {f.ref: f for f in report(facts, kit.payload)}
+    return {f.ref: f for f in report(Known(HOST, facts), kit.payload)}
 
 
 def test_before_a_rollout_everything_is_base(kit: Kit) -> None:
@@ -75,7 +76,7 @@ def test_releases_say_what_is_live_and_where_one_can_go_back_to(kit: Kit) -> Non
     second = kit.rollout(LATER)
     kit.apply(second)
     facts = kit.world.facts(HOST, None)
-    rows = releases_report.rows(facts)
+    rows = releases_report.rows(Known(HOST, facts))
     assert [(r.run, r.live, r.target) for r in rows] == [
         (second.plan.run, True, False),
         (first.plan.run, False, True),

@@ -19,9 +19,10 @@ from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Gpu, LockFacts, Package, Process, Release
 from ddtree_deploy.onhost.wire.protocol import FactsRequest, Plan, from_dict, to_dict
-from ddtree_deploy.planning import plan
+from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import render
-from ddtree_deploy.planning.plan import NothingToDo, PlanResult, RunOptions, make_rollback, make_rollout
+from ddtree_deploy.planning.known import Known
+from ddtree_deploy.planning.plan import make_rollback, make_rollout
 from tests.unit.planning import (
     HOST,
     NOW,
@@ -74,7 +75,7 @@ class Kit:
     def rollout(self, options: RunOptions = OPTIONS, **facts: Any) -> PlanResult:
         made = self.payload
         found = self.world.facts(self.host, made, contents=True, **facts)
-        return make_rollout(self.host, found, made, self.rollout_book, options)
+        return make_rollout(Known(self.host, found), made, self.rollout_book, options)
 
     def apply(self, result: PlanResult) -> None:
         with tarfile.open(fileobj=io.BytesIO(result.archive)) as tar:
@@ -85,7 +86,7 @@ class Kit:
         self, options: RunOptions = LATER, of_run: str = "", to: str = "", **facts: Any
     ) -> PlanResult | NothingToDo:
         found = self.world.facts(self.host, None, **facts)
-        return make_rollback(self.host, found, self.rollback_book, options, of_run=of_run, to=to)
+        return make_rollback(Known(self.host, found), self.rollback_book, options, of_run=of_run, to=to)
 
     def refused(self, act: Callable[[], object]) -> DeployError:
         with pytest.raises(DeployError) as caught:
@@ -397,7 +398,7 @@ def test_an_unknown_check(kit: Kit) -> None:
 
 def test_the_wrong_playbook(kit: Kit) -> None:
     found = kit.world.facts(HOST, kit.payload)
-    error = kit.refused(lambda: make_rollout(HOST, found, kit.payload, kit.rollback_book, OPTIONS))
+    error = kit.refused(lambda: make_rollout(Known(HOST, found), kit.payload, kit.rollback_book, OPTIONS))
     assert error.render() == (
         f"{kit.folder}/b.yaml:3: action: this is a playbook for a rollback, a rollout was asked for; "
         "nothing was touched"
@@ -491,7 +492,7 @@ def test_two_rollbacks_go_two_releases_back(kit: Kit) -> None:
 
 def test_the_facts_request_names_files_of_all_variants_and_their_folders(kit: Kit) -> None:
     host = replace(HOST, state_dir="~/state", also_stop=("jupyter",))
-    request = plan.facts_request(host, kit.payload, contents=True)
+    request = facts_request(host, kit.payload, contents=True)
     assert from_dict(FactsRequest, json.loads(json.dumps(to_dict(request)))) == request
     assert (request.state_dir, request.also_stop, request.contents) == ("~/state", ["jupyter"], True)
     assert request.service == SERVICE
@@ -504,7 +505,7 @@ def test_the_facts_request_names_files_of_all_variants_and_their_folders(kit: Ki
         "site:sglang_ddtree/kernels/tree.py",
         "site:sglang_ddtree/plugin.py",
     ]
-    assert plan.facts_request(host, None).refs == []
+    assert facts_request(host, None).refs == []
 
 
 def test_warnings_are_shown(kit: Kit) -> None:
@@ -532,7 +533,7 @@ def test_an_overlay_keeps_the_mode_of_the_upstream_file(kit: Kit) -> None:
     found = kit.world.facts(HOST, kit.payload)
     ref = "sglang:srt/sched.py"
     found = replace(found, files={**found.files, ref: replace(found.files[ref], mode=0o755)})
-    made = make_rollout(HOST, found, kit.payload, kit.rollout_book, OPTIONS)
+    made = make_rollout(Known(HOST, found), kit.payload, kit.rollout_book, OPTIONS)
     modes = {t.ref: t.mode for t in made.plan.targets}
     assert modes.pop(ref) == 0o755
     assert set(modes.values()) == {0o644}
@@ -557,7 +558,7 @@ def test_an_editable_sglang_is_where_the_host_says(kit: Kit) -> None:
     found = kit.world.facts(
         HOST, kit.payload, packages={"sglang": Package("0.5.23", "/src/sglang", editable=True)}
     )
-    made = make_rollout(HOST, found, kit.payload, kit.rollout_book, OPTIONS)
+    made = make_rollout(Known(HOST, found), kit.payload, kit.rollout_book, OPTIONS)
     assert made.plan.package_dir == "/src/sglang"
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from ddtree_deploy.inputs import archive
 from ddtree_deploy.inputs.payload import Item, Payload, Variant
 from ddtree_deploy.inputs.playbook import Playbook, Step
-from ddtree_deploy.planning.plan import PlanResult, RunOptions, make_rollback, make_rollout
+from ddtree_deploy.planning.assemble import PlanResult, RunOptions
+from ddtree_deploy.planning.known import Known
+from ddtree_deploy.planning.plan import make_rollback, make_rollout
 from tests.unit.planning import HOST, NOW, PATCH, PATCHED, UPSTREAM, World, sha
 
 STEPS = tuple(
@@ -51,7 +53,7 @@ def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
     states = []
     for n, (files, overlay) in enumerate(history):
         made = make_payload(files, overlay)
-        result = make_rollout(HOST, world.facts(HOST, made), made, ROLLOUT, options(n))
+        result = make_rollout(Known(HOST, world.facts(HOST, made)), made, ROLLOUT, options(n))
         before = dict(world.files)
         wanted = dict(files)
         wanted[OVERLAY] = {"none": UPSTREAM, "patch": PATCHED, "file": b"whole\n"}[overlay]
@@ -62,11 +64,11 @@ def test_rollouts_reach_what_is_wanted_and_rollbacks_lead_back(
         states.append((before, world.installed))
         world.apply(result.plan, made.archive_entries(made.variants[0]))
         assert world.files == wanted
-        again = make_rollout(HOST, world.facts(HOST, made), made, ROLLOUT, options(30 + n))
+        again = make_rollout(Known(HOST, world.facts(HOST, made)), made, ROLLOUT, options(30 + n))
         assert again.plan.targets == []
         assert again.plan.release == result.plan.release
     for n, (files, installed) in enumerate(reversed(states)):
-        back = make_rollback(HOST, world.facts(HOST, None), ROLLBACK, options(40 + n))
+        back = make_rollback(Known(HOST, world.facts(HOST, None)), ROLLBACK, options(40 + n))
         assert isinstance(back, PlanResult)
         assert back.plan.back_to == (installed or {}).get("release", "")
         world.apply(back.plan, {})
@@ -85,11 +87,11 @@ def test_any_earlier_release_is_one_rollback_away(
     for n, (files, overlay) in enumerate(history):
         made = make_payload(files, overlay)
         states.append((dict(world.files), world.installed))
-        result = make_rollout(HOST, world.facts(HOST, made), made, ROLLOUT, options(n))
+        result = make_rollout(Known(HOST, world.facts(HOST, made)), made, ROLLOUT, options(n))
         world.apply(result.plan, made.archive_entries(made.variants[0]))
     wanted, installed = data.draw(st.sampled_from(states))
     to = str(installed["release"]) if installed else "base"
-    back = make_rollback(HOST, world.facts(HOST, None), ROLLBACK, options(40), to=to)
+    back = make_rollback(Known(HOST, world.facts(HOST, None)), ROLLBACK, options(40), to=to)
     assert isinstance(back, PlanResult)
     world.apply(back.plan, {})
     assert world.files == wanted

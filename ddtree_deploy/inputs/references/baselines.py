@@ -62,28 +62,15 @@ class Baseline(Model):
 
     def find(self, dataset: str, budget: int, temperature: float = 0.0) -> Entry | None:
         """The entry measured with exactly this budget, None when there is none."""
-        return next((e for e in self._of(dataset, temperature) if e.budget == budget), None)
-
-    def nearby(self, dataset: str, temperature: float = 0.0) -> list[Entry]:
-        """All entries of the data set, for orientation; smallest budget first, best_of last."""
-        return sorted(self._of(dataset, temperature), key=lambda e: (e.budget is None, e.budget or 0))
-
-    def _of(self, dataset: str, temperature: float) -> list[Entry]:
-        return [
-            e
-            for e in self.entries
-            if expected.key(e.dataset) == expected.key(dataset) and e.temperature == temperature
-        ]
+        wanted = expected.key(dataset), budget, temperature
+        found = (e for e in self.entries if (expected.key(e.dataset), e.budget, e.temperature) == wanted)
+        return next(found, None)
 
 
 def load(path: Path | str) -> Baseline:
     """Read and check one file. Raises InputError with file, line and field."""
     path = Path(path)
-    text = document.read_text(path, "baseline file")
-    try:
-        json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not valid JSON: {error.msg}", file=path, line=error.lineno) from None
+    document.read_json(path, "baseline file")
     parsed = document.load(path, "baseline file")
     found = parsed.data.get("format")
     if found != FORMAT:
@@ -114,8 +101,7 @@ def import_table(path: Path, *, model: str, draft: str, source: str, note: str =
     Raises InputError with the line of the first bad row. Write the result with `dump`.
     """
     path = Path(path)
-    text = document.read_text(path, "table")
-    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
+    rows = _json_rows(path) if path.suffix.lower() == ".json" else _csv_rows(path)
     if not rows:
         raise InputError("the table has no rows", file=path)
     entries = [_entry(path, line, row) for line, row in rows]
@@ -143,8 +129,8 @@ def dump(data: dict[str, Any], path: Path) -> Baseline:
     return baseline
 
 
-def _csv_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(text.splitlines(), skipinitialspace=True)
+def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    reader = csv.reader(document.read_text(path, "table").splitlines(), skipinitialspace=True)
     header: list[str] | None = None
     rows: list[tuple[int, dict[str, Any]]] = []
     try:
@@ -165,11 +151,8 @@ def _csv_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def _json_rows(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not valid JSON: {error.msg}", file=path, line=error.lineno) from None
+def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    text, data = document.read_json(path, "table")
     if not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
         raise InputError("expected a list of objects", file=path, line=1)
     root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -64,11 +64,7 @@ class Golden(Model):
 
 def read(path: Path) -> bytes:
     """A golden file's bytes, checked. Raises InputError with file and field."""
-    text = document.read_text(path, "golden file")
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not valid JSON: {error.msg}", file=path, line=error.lineno) from None
+    text, data = document.read_json(path, "golden file")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"format {found!r} is not known here, {FORMAT} is", file=path, field="format")

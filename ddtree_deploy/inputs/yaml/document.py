@@ -7,6 +7,7 @@ turn into something else (`022` is 18, `12:30` is 750, `on:` is a boolean key) i
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,15 @@ def read_text(path: Path, what: str = "") -> str:
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise InputError(f"not UTF-8 text (byte 0x{raw[exc.start]:02x})", file=path, line=line) from None
+
+
+def read_json(path: Path, what: str) -> tuple[str, Any]:
+    """The text of a JSON file, and what it says. Raises InputError naming the line."""
+    text = read_text(path, what)
+    try:
+        return text, json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not valid JSON: {error.msg}", file=path, line=error.lineno) from None
 
 
 def _deep_line(text: str, limit: int = 100) -> int | None:

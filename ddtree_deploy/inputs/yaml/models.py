@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ddtree_deploy.inputs.yaml.document import Document, suggest
 from ddtree_deploy.inputs.yaml.nodes import Loc, kind_of
-from ddtree_deploy.inputs.yaml.values import parse_duration, parse_positive, parse_size
+from ddtree_deploy.inputs.yaml.values import (
+    parse_duration,
+    parse_name,
+    parse_positive,
+    parse_size,
+    parse_user,
+)
 
 M = TypeVar("M", bound=BaseModel)
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Timeout = Annotated[float, BeforeValidator(parse_positive)]
 Size = Annotated[int, BeforeValidator(parse_size)]
+Name = Annotated[str, AfterValidator(parse_name)]
+User = Annotated[str, AfterValidator(parse_user)]
+# "" is the default: none of its own.
+NameOrNone = Annotated[str, AfterValidator(lambda value: value and parse_name(value))]
+UserOrNone = Annotated[str, AfterValidator(lambda value: value and parse_user(value))]
 
 _SECRET = {"api_key"}  # never repeat a key that somebody wrote into the file
 

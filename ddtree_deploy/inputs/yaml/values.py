@@ -1,4 +1,4 @@
-"""Small value types of the YAML files: durations (`10s`, `5m`, `1h30m`) and sizes (`1GiB`, `500MB`)."""
+"""Small value types of the YAML files: durations (`10s`, `1h30m`), sizes (`1GiB`, `500MB`), names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _LONGEST = 366 * 86400.0  # what waits and clocks take; nobody means more
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?)?B\Z", re.ASCII)
 _LARGEST = 1e18
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?\Z")
 _POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -51,6 +53,20 @@ def parse_size(value: Any) -> int:
     if count > _LARGEST:
         raise ValueError(f"{value!r} is larger than any disk")
     return int(count)
+
+
+def parse_name(value: str) -> str:
+    """The name of a host, a payload, a step. Raises ValueError saying what is accepted."""
+    if not _NAME.match(value):
+        raise ValueError(f"{value!r} is not a name: letters, digits, `.`, `_`, `-`")
+    return value
+
+
+def parse_user(value: str) -> str:
+    """The name of a user on the host. Raises ValueError."""
+    if not _USER.match(value):
+        raise ValueError(f"{value!r} is not a user name")
+    return value
 
 
 def format_duration(seconds: float) -> str:
