@@ -19,12 +19,13 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload, Variant
 from ddtree_deploy.inputs.playbook import Playbook, expect_action
 from ddtree_deploy.onhost.wire.facts import Facts, Release
+from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning import going_back
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.drift import check
 from ddtree_deploy.planning.plan_files import Wanted, check_bases, check_folders, gone, restores
-from ddtree_deploy.planning.plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
+from ddtree_deploy.planning.plan_steps import step_specs
 from ddtree_deploy.planning.variants import PACKAGE, choose, sglang_version
 
 GUESS_LIMIT = 256 << 10  # bytes that may travel for nothing
@@ -299,8 +300,8 @@ def change_set(  # noqa: PLR0917
             step.name,
             specs[step.name].timeout_s if step.name in specs else step.timeout_s or 0.0,
             specs[step.name].options if step.name in specs else {},
-            "no service" if host.service is None and step.kind in SERVICE_STEPS else "",
-            on_controller=step.kind in ON_CONTROLLER,
+            "no service" if host.service is None and TABLE[step.kind].service else "",
+            on_controller=TABLE[step.kind].on_controller,
         )
         for step in playbook.steps
     ]

@@ -20,7 +20,7 @@ from ..staging.stage import remove_stage
 from ..state import layout, releases
 from ..state.journal import Journal, read
 from ..state.lock import FileLock
-from ..wire import kinds
+from ..wire.kinds import TABLE
 from ..wire.protocol import (
     STATE_APPLIED,
     STATE_BACK,
@@ -123,7 +123,7 @@ def execute(ctx: Context) -> Outcome:
 
 def _may_hold(ctx: Context, spec: StepSpec) -> bool:
     """A gate on the new release may be left undecided where the plan says so; nothing before it may."""
-    return ctx.plan.action == "rollout" and ctx.plan.on_inconclusive == "hold" and spec.kind in kinds.GATES
+    return ctx.plan.action == "rollout" and ctx.plan.on_inconclusive == "hold" and TABLE[spec.kind].gate
 
 
 def _step(ctx: Context, spec: StepSpec) -> Outcome:
@@ -261,7 +261,7 @@ def _remove_workspace(ctx: Context) -> None:
 
 def _state_of_pass(ctx: Context) -> str:
     if not commit.changes_host(ctx.plan):
-        changed = [s.name for s in ctx.plan.steps if s.kind in kinds.RESTARTS]
+        changed = [s.name for s in ctx.plan.steps if TABLE[s.kind].restarts]
         if any(ctx.results.get(name, {}).get("applied") for name in changed):
             return STATE_APPLIED
         return STATE_BEFORE if changed else STATE_UNTOUCHED
