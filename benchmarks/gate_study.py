@@ -106,7 +106,7 @@ def formula(trial: Trial, min_ratio: float) -> str:
 
 def gate(trial: Trial, min_ratio: float) -> str:
     """The product's gate. Returns pass, fail, inconclusive or host changed."""
-    verdict, _, figures = judge(
+    found = judge(
         Measurements(
             rounds(trial.before),
             rounds(trial.after),
@@ -116,7 +116,7 @@ def gate(trial: Trial, min_ratio: float) -> str:
             loop_after=trial.loop_after,
         )
     )
-    return "host changed" if figures["host_changed"] else verdict
+    return "host changed" if found.figures["host_changed"] else found.verdict
 
 
 def no_alarm(trial: Trial, min_ratio: float) -> str:

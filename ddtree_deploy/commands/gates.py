@@ -16,9 +16,10 @@ from ddtree_deploy.commands import inputs
 from ddtree_deploy.errors import GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.inputs.playbook import Playbook, Step
-from ddtree_deploy.inputs.playbook_schema import GOLDEN, TIMEOUTS
+from ddtree_deploy.inputs.playbook_schema import GOLDEN
 from ddtree_deploy.inputs.references import golden
 from ddtree_deploy.onhost.judge.stats import MIN_RESTARTS
+from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import Launch
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions
@@ -138,7 +139,7 @@ def calibrate(
 def confirm(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     """A held release is good. Returns the exit code; 0 with a word where none is held."""
     inventory = inputs.load_hosts(hosts)
-    steps = (_step("lock"), Step("confirm", "confirm", 60.0, {}), _step("unlock"))
+    steps = (_step("lock"), _step("confirm"), _step("unlock"))
     book = Playbook(inventory.file, "confirm", "confirm", steps)
 
     def make(known: Known, options: RunOptions) -> PlanResult | NothingToDo:
@@ -185,7 +186,7 @@ def as_it_runs(known: Known) -> Known:
 
 
 def _step(kind: str) -> Step:
-    return Step(kind, kind, TIMEOUTS[kind], {})
+    return Step(kind, kind, TABLE[kind].timeout_s, {})
 
 
 def run(

@@ -18,10 +18,8 @@ from ddtree_deploy.inputs.playbook_schema import (
     GOLDEN,
     KINDS,
     MIN_ROUNDS,
-    NEEDS,
     PROMPTS,
     REQUIRED,
-    TIMEOUTS,
     Acceptance,
     Baseline,
     Bench,
@@ -36,6 +34,7 @@ from ddtree_deploy.inputs.yaml.document import load as load_yaml
 from ddtree_deploy.inputs.yaml.models import Model, fit
 from ddtree_deploy.inputs.yaml.nodes import Loc, kind_of
 from ddtree_deploy.onhost.judge import expected
+from ddtree_deploy.onhost.wire.kinds import TABLE
 
 _ORDER = [kind for kind in KINDS if kind != "run"]
 
@@ -122,7 +121,7 @@ def _step(doc: Document, i: int) -> tuple[Step, dict[str, bytes]]:
         raise doc.error(at, f"expected the options of {kind} as a mapping, got {kind_of(options)}")
     model = fit(doc, KINDS[kind], at, options or {})
     attachments, more = _files(doc, at, model)
-    timeout = model.timeout if model.timeout is not None else TIMEOUTS.get(kind)
+    timeout = model.timeout if model.timeout is not None else TABLE[kind].timeout_s or None
     name = model.name if isinstance(model, Run) else kind
     return Step(name, kind, timeout, {**model.wire(), **more}, doc.line(at)), attachments
 
@@ -199,7 +198,7 @@ def _check_order(doc: Document, action: str, steps: list[Step]) -> None:
             needed = ", ".join(REQUIRED[action])
             raise doc.error(("steps",), f"the step {kind!r} is missing; a {action} needs {needed}")
     for step in steps if action != "verify" else ():
-        need = NEEDS.get(step.kind)
+        need = TABLE[step.kind].needs
         if need and need not in by_name:
             raise _error(doc, step, f"{step.kind!r} needs the step {need!r}")
     if "benchmark" in by_name:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from ddtree_deploy.inputs.yaml.models import Duration, Model, Name, Size, Timeout, UserOrNone
+from ddtree_deploy.onhost.wire.kinds import TABLE
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Ratio = Annotated[float, Field(gt=0, le=1000)]
@@ -160,19 +161,11 @@ PROMPTS = "attachments/prompts.jsonl"
 GOLDEN = "attachments/golden.json"
 MIN_ROUNDS = 5  # fewer cannot be judged: onhost/speed_gate.py
 
-# In the order in which they have to come. `run` may stand anywhere between lock and unlock.
-KINDS: dict[str, type[StepModel]] = {
-    "local": StepModel,
-    "lock": StepModel,
+_MODELS: dict[str, type[StepModel]] = {
     "preflight": Preflight,
-    "backup": StepModel,
-    "stage": StepModel,
-    "compile": StepModel,
     "smoke": Smoke,
     "baseline": Baseline,
     "stop": Stop,
-    "install": StepModel,
-    "start": StepModel,
     "health": Health,
     "tokens": Tokens,
     "acceptance": Acceptance,
@@ -181,26 +174,8 @@ KINDS: dict[str, type[StepModel]] = {
     "unlock": Unlock,
     "run": Run,
 }
-
-# Seconds. stop and start are not here: theirs follow from the service's own limits (`plan.step_timeout`).
-TIMEOUTS: dict[str, float] = {
-    "local": 300,
-    "lock": 900,  # recovers an orphaned run first
-    "preflight": 120,
-    "backup": 600,
-    "stage": 300,
-    "compile": 300,
-    "smoke": 900,
-    "baseline": 1800,
-    "install": 300,
-    "health": 600,
-    "tokens": 900,
-    "acceptance": 3600,
-    "benchmark": 1800,
-    "soak": 3600,
-    "unlock": 900,
-    "run": 600,
-}
+# In the order in which they have to come.
+KINDS = {name: _MODELS.get(name, StepModel) for name, kind in TABLE.items() if kind.in_playbooks}
 
 REQUIRED = {
     "rollout": ("lock", "preflight", "backup", "stage", "install", "unlock"),
@@ -215,16 +190,4 @@ FORBIDDEN = {
         ("local", "backup", "compile", "smoke", "stop", "install", "start"),
         "a verify: it installs nothing and leaves the service alone",
     ),
-}
-# kind -> what has to be in the playbook for it to make sense
-NEEDS = {
-    "compile": "stage",
-    "smoke": "stage",
-    "stop": "start",
-    "start": "stop",
-    "health": "start",
-    "tokens": "baseline",
-    "acceptance": "baseline",
-    "benchmark": "baseline",
-    "soak": "start",
 }

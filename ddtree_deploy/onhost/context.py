@@ -52,6 +52,7 @@ class Context:
     interrupted_by: str = ""  # why stop_event is set
     run_as: str | None = None  # see staging.run_as
     lock: SiteLock | None = None  # held from the lock step on
+    recovered: bool = False  # the run's own runner died
     recorded: bool = False  # the decision was carried out to its end (see `commit.forward`)
     served: int = 0  # main process of a service that this run did not start, as its first gate met it
     held: str = ""  # step and reason of the gate that could not decide, where the plan says `hold`

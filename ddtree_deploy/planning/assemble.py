@@ -14,10 +14,11 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Release
+from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.known import PACKAGE, Known
-from ddtree_deploy.planning.plan_steps import ON_CONTROLLER, SERVICE_STEPS, step_specs
+from ddtree_deploy.planning.plan_steps import step_specs
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ def _step_lines(playbook: Playbook, plan: Plan) -> tuple[StepLine, ...]:
             step.name,
             specs[step.name].timeout_s if step.name in specs else step.timeout_s or 0.0,
             specs[step.name].options if step.name in specs else {},
-            "no service" if plan.service is None and step.kind in SERVICE_STEPS else "",
-            on_controller=step.kind in ON_CONTROLLER,
+            "no service" if plan.service is None and TABLE[step.kind].service else "",
+            on_controller=TABLE[step.kind].on_controller,
         )
         for step in playbook.steps
     )

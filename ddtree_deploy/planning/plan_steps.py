@@ -9,11 +9,9 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Check, Payload
 from ddtree_deploy.inputs.playbook import Playbook, Step
 from ddtree_deploy.inputs.yaml.document import suggest
+from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import Service, StepSpec
 
-# These need a server to talk to; on a host without one the runner skips them, saying so.
-SERVICE_STEPS = ("baseline", "stop", "start", "health", "tokens", "acceptance", "benchmark", "soak")
-ON_CONTROLLER = ("local",)
 _SLACK_S = 60.0
 
 
@@ -29,7 +27,7 @@ def step_specs(host: Host, playbook: Playbook, payload: Payload | None) -> list[
     return [
         StepSpec(step.name, step.kind, timeout_s(step, host.service), _options(step, host, playbook, payload))
         for step in playbook.steps
-        if step.kind not in ON_CONTROLLER
+        if not TABLE[step.kind].on_controller
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ddtree_deploy.onhost import steps
 from ddtree_deploy.onhost.context import Context, StepFailed
+from ddtree_deploy.onhost.judge.verdict import Verdict
 from ddtree_deploy.onhost.run import runner
 from ddtree_deploy.onhost.state import releases
 from ddtree_deploy.onhost.state.journal import read
@@ -98,9 +99,9 @@ def test_case_15_a_gate_that_never_ran_is_no_pass(lab: Lab, monkeypatch: pytest.
     monkeypatch.setattr(steps, "load", lambda kind: SimpleNamespace(do=passing))
     original = runner._step
 
-    def forgets(ctx: Context, spec: StepSpec) -> runner.Outcome:
+    def forgets(ctx: Context, spec: StepSpec) -> Verdict:
         outcome = original(ctx, spec)
-        return runner.Outcome("skipped") if spec.name == "install" else outcome
+        return Verdict("skipped") if spec.name == "install" else outcome
 
     class Lost(list):  # type: ignore[type-arg]
         """A plan whose iteration loses its last step, as a bug in the loop would."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddtree_deploy.onhost.judge import verdict
-from ddtree_deploy.onhost.judge.verdict import Judgement
+from ddtree_deploy.onhost.judge.verdict import Verdict
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,24 @@ def test_case_19_a_benchmark_of_which_a_part_succeeds_fails(rounds, expected, wo
 
 
 def test_the_worst_verdict_decides_and_nothing_measured_is_no_pass() -> None:
+
+    def said(judged: list[Verdict]) -> tuple[str, str]:
+        worst = verdict.worst_of(judged)
+        return worst.verdict, worst.reason
+
     judged = [
-        Judgement("pass", "a"),
-        Judgement("inconclusive", "b"),
-        Judgement("fail", "c"),
-        Judgement("fail", "d"),
+        Verdict("pass", "a"),
+        Verdict("inconclusive", "b"),
+        Verdict("fail", "c"),
+        Verdict("fail", "d"),
     ]
-    assert verdict.worst(judged) == Judgement("fail", "c; d")
-    assert verdict.worst(judged[:2]) == Judgement("inconclusive", "b")
-    assert verdict.worst([]).verdict == "inconclusive"
+    assert said(judged) == ("fail", "c; d")
+    assert said(judged[:2]) == ("inconclusive", "b")
+    assert verdict.worst_of([]).verdict == "inconclusive"
 
 
 def test_health_needs_n_of_m() -> None:
     assert verdict.health(2, 2, 3, ["x"]).verdict == "pass"
-    assert verdict.health(2, 3, 3, ["prompt 3: hung"]) == Judgement(
+    assert verdict.health(2, 3, 3, ["prompt 3: hung"]) == Verdict(
         "fail", "2 of 3 prompts were answered with tokens, 3 are needed; prompt 3: hung"
     )

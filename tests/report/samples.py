@@ -9,9 +9,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy.onhost.judge.agreement import Continuation, judge_acceptance, judge_tokens, worst_of
+from ddtree_deploy.onhost.judge.agreement import Continuation, judge_acceptance, judge_tokens
 from ddtree_deploy.onhost.judge.speed import Measurements, Round, judge
 from ddtree_deploy.onhost.judge.stats import RestartSpread
+from ddtree_deploy.onhost.judge.verdict import worst_of
 from ddtree_deploy.onhost.wire import protocol
 from ddtree_deploy.onhost.wire.protocol import Launch, Plan, Service, StepSpec, Target, to_dict
 

@@ -40,8 +40,13 @@ def measured(ratio: float = 1.0, **changes: Any) -> Measurements:
     return replace(base, **changes)
 
 
+def told(case: Measurements) -> tuple[str, str, dict[str, Any]]:
+    found = judge(case)
+    return found.verdict, found.reason, found.figures
+
+
 def test_as_fast_as_before_passes_with_its_figures() -> None:
-    verdict, reason, figures = judge(measured())
+    verdict, reason, figures = told(measured())
     assert verdict == "pass", reason
     assert figures["ratio"] == pytest.approx(1, rel=0.02)
     assert reason.endswith("min_ratio 0.95")
@@ -68,21 +73,21 @@ def test_figures_are_plain_json() -> None:
 
 
 def test_half_as_fast_fails() -> None:
-    verdict, reason, figures = judge(measured(0.5))
+    verdict, reason, figures = told(measured(0.5))
     assert verdict == "fail"
     assert reason.startswith("speed ratio ")
     assert figures["ratio"] == pytest.approx(0.5, rel=0.02)
 
 
 def test_an_interval_that_holds_min_ratio_is_inconclusive() -> None:
-    verdict, reason, _ = judge(measured(0.955))
+    verdict, reason, _ = told(measured(0.955))
     assert verdict == "inconclusive"
     assert reason.endswith("the interval holds min_ratio")
 
 
 def test_a_noisy_host_is_told_so() -> None:
     noisy = measured(before=rounds(sd=0.1, seed=1), after=rounds(sd=0.1, seed=2))
-    verdict, reason, _ = judge(noisy)
+    verdict, reason, _ = told(noisy)
     assert verdict == "inconclusive"
     assert "this host is too noisy for it" in reason
 
@@ -90,7 +95,7 @@ def test_a_noisy_host_is_told_so() -> None:
 def test_case_19_lost_requests_fail_although_the_rest_is_fast() -> None:
     after = rounds(2.0, seed=2)
     after[4] = Round(300, 160, 9600, 5120, 1.5)
-    verdict, reason, figures = judge(measured(after=after))
+    verdict, reason, figures = told(measured(after=after))
     assert verdict == "fail"
     assert reason == "round 5 of 9 after: 160 of 300 requests completed"
     assert figures["rounds"]["after"]["void"] == [{"round": 5, "why": "160 of 300 requests completed"}]
@@ -99,7 +104,7 @@ def test_case_19_lost_requests_fail_although_the_rest_is_fast() -> None:
 def test_lost_tokens_and_a_lost_warm_up_fail_too() -> None:
     after = rounds(seed=2)
     after[0] = replace(after[0], output_tokens=9000)
-    verdict, reason, _ = judge(measured(after=after))
+    verdict, reason, _ = told(measured(after=after))
     assert (verdict, reason) == ("fail", "round 1 of 9 after: 9000 of 9600 output tokens")
 
 
@@ -107,7 +112,7 @@ def test_an_old_service_that_lost_requests_as_well_is_no_reason_to_blame_the_new
     before, after = rounds(seed=1), rounds(seed=2)
     before[3] = replace(before[3], completed=299)
     after[3] = replace(after[3], completed=299)
-    verdict, reason, _ = judge(measured(before=before, after=after))
+    verdict, reason, _ = told(measured(before=before, after=after))
     assert verdict == "inconclusive"
     assert "the old service did the same" in reason
 
@@ -115,19 +120,19 @@ def test_an_old_service_that_lost_requests_as_well_is_no_reason_to_blame_the_new
 def test_void_rounds_before_are_left_out_and_counted() -> None:
     before = rounds(seed=1)
     before[3] = replace(before[3], completed=299)
-    verdict, _, figures = judge(measured(before=before))
+    verdict, _, figures = told(measured(before=before))
     assert verdict == "pass"
     assert figures["notes"] == ["7 rounds before could be used, 8 were wanted"]
     for i in range(4, 7):
         before[i] = replace(before[i], completed=0, output_tokens=0)
-    verdict, reason, _ = judge(measured(before=before))
+    verdict, reason, _ = told(measured(before=before))
     assert verdict == "inconclusive"
     assert reason == "4 rounds before and 8 after are too few to judge, 5 are needed; 4 before are void"
 
 
 @pytest.mark.parametrize("factor", [1.2, 1 / 1.2])
 def test_a_changed_host_makes_no_verdict(factor: float) -> None:
-    verdict, reason, figures = judge(measured(1 / factor, loop_after=[t * factor for t in LOOP]))
+    verdict, reason, figures = told(measured(1 / factor, loop_after=[t * factor for t in LOOP]))
     assert verdict == "inconclusive"
     assert reason.startswith("host changed: the calibration loop ran")
     assert figures["host_changed"] is True
@@ -137,7 +142,7 @@ def test_a_changed_host_makes_no_verdict(factor: float) -> None:
 def test_a_failure_that_a_small_drift_explains_is_taken_back() -> None:
     drifted = measured(0.92, loop_after=[t * 1.07 for t in LOOP])
     assert judge(replace(drifted, loop_before=(), loop_after=())).verdict == "fail"
-    verdict, reason, _ = judge(drifted)
+    verdict, reason, _ = told(drifted)
     assert verdict == "inconclusive"
     assert reason.startswith(
         "host changed: the calibration loop ran 6.5 % slower [-7.5 %, -5.6 %], which may be"
@@ -146,7 +151,7 @@ def test_a_failure_that_a_small_drift_explains_is_taken_back() -> None:
 
 def test_a_loop_that_says_little_takes_a_failure_back_and_says_why() -> None:
     wild = [1.0, 1.2, 0.85, 1.1, 0.9, 1.15, 0.8, 1.0]
-    verdict, reason, _ = judge(measured(0.92, loop_before=wild, loop_after=wild[::-1]))
+    verdict, reason, _ = told(measured(0.92, loop_before=wild, loop_after=wild[::-1]))
     assert verdict == "inconclusive"
     assert reason.startswith("host not steady enough: the calibration loop ran 0.0 % faster [-")
 
@@ -161,7 +166,7 @@ def test_a_small_drift_does_not_save_a_server_that_is_half_as_fast() -> None:
 
 
 def test_without_calibration_the_best_is_inconclusive_and_it_says_so() -> None:
-    verdict, reason, figures = judge(measured(2.0, restart=None))
+    verdict, reason, figures = told(measured(2.0, restart=None))
     assert verdict == "inconclusive"
     assert "not calibrated" in reason
     assert figures["restart"] is None
@@ -170,13 +175,13 @@ def test_without_calibration_the_best_is_inconclusive_and_it_says_so() -> None:
 
 
 def test_an_assumed_spread_is_taken_and_named() -> None:
-    verdict, _, figures = judge(measured(restart=RestartSpread(0.007), assumed=True))
+    verdict, _, figures = told(measured(restart=RestartSpread(0.007), assumed=True))
     assert verdict == "pass"
     assert figures["restart"]["source"] == "assumed in the playbook"
 
 
 def test_without_a_calibration_loop_it_notes_that_a_changed_host_would_not_be_seen() -> None:
-    verdict, _, figures = judge(measured(loop_before=(), loop_after=()))
+    verdict, _, figures = told(measured(loop_before=(), loop_after=()))
     assert verdict == "pass"
     assert "a change of the host would not be seen" in figures["notes"][0]
 

@@ -19,8 +19,8 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.yaml import document
 from ddtree_deploy.inputs.yaml.models import Model, fit
 from ddtree_deploy.onhost.judge import expected
-from ddtree_deploy.onhost.judge.agreement import Judgement
 from ddtree_deploy.onhost.judge.expected import TOLERANCE, Measured
+from ddtree_deploy.onhost.judge.verdict import Verdict
 
 __all__ = ["FORMAT", "TOLERANCE", "Baseline", "Entry", "Measured", "compare", "dump", "import_table", "load"]
 
@@ -86,7 +86,7 @@ def load(path: Path | str) -> Baseline:
     return baseline
 
 
-def compare(measured: Measured, baseline: Baseline, tolerance: float = TOLERANCE) -> Judgement:
+def compare(measured: Measured, baseline: Baseline, tolerance: float = TOLERANCE) -> Verdict:
     """Is the port as good as the figures measured elsewhere? As the gate on the host judges it."""
     return expected.compare(measured, baseline.model_dump(), tolerance)
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .verdict import Verdict
+
 # The smallest epsilon in use: float32 sums of a few thousand terms in another order differ by about this
 # much.
 EPSILON_FLOOR = 1e-4
@@ -60,15 +62,6 @@ class Divergence:
         )
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """verdict: pass | fail | inconclusive. figures: plain JSON data for the journal and the report."""
-
-    verdict: str
-    reason: str
-    figures: dict[str, Any]
-
-
 def first_divergence(reference: Continuation, candidate: Continuation, epsilon: float) -> Divergence | None:
     """Where `candidate` leaves `reference`; None when both are equal to the end.
 
@@ -101,7 +94,7 @@ def judge_tokens(
     *,
     epsilon: float,
     max_tie_share: float = 0.0,
-) -> Judgement:
+) -> Verdict:
     """Is every answer the reference's, up to ties? `max_tie_share`: of the prompts, 0 to 1.
 
     A divergence whose gap is unknown (no log-probs kept) is inconclusive, unless more than UNKNOWN_SHARE of
@@ -128,21 +121,21 @@ def judge_tokens(
     }
     n = len(reference)
     if n == 0:
-        return Judgement("inconclusive", "there is no reference to compare with", figures)
+        return Verdict("inconclusive", "there is no reference to compare with", figures)
     if missing:
-        return Judgement("fail", f"no answer to prompt {missing[0]} ({len(missing)} of {n} missing)", figures)
+        return Verdict("fail", f"no answer to prompt {missing[0]} ({len(missing)} of {n} missing)", figures)
     if wrong:
-        return Judgement("fail", f"{wrong[0]} ({len(wrong)} of {n} prompts differ)", figures)
+        return Verdict("fail", f"{wrong[0]} ({len(wrong)} of {n} prompts differ)", figures)
     if len(unknown) > max(1.0, UNKNOWN_SHARE * n):
         text = f"{unknown[0]} ({len(unknown)} of {n} prompts differ: too many to be ties)"
-        return Judgement("fail", text, figures)
+        return Verdict("fail", text, figures)
     if unknown:
-        return Judgement("inconclusive", f"{unknown[0]}: a fault or a tie, cannot tell", figures)
+        return Verdict("inconclusive", f"{unknown[0]}: a fault or a tie, cannot tell", figures)
     if len(ties) > max_tie_share * n:
         text = f"{len(ties)} of {n} prompts part at a tie, allowed are {max_tie_share:.0%}; first: {ties[0]}"
-        return Judgement("fail", text, figures)
+        return Verdict("fail", text, figures)
     tied = f", {len(ties)} up to a tie (log-prob gap under {epsilon:.1g})" if ties else ""
-    return Judgement("pass", f"{n} answers equal token for token{tied}", figures)
+    return Verdict("pass", f"{n} answers equal token for token{tied}", figures)
 
 
 def _shown(d: Divergence, reference: Continuation, candidate: Continuation) -> dict[str, Any]:
@@ -218,7 +211,7 @@ def steps_per_token(requests: Sequence[Acceptance]) -> float:
 
 def judge_acceptance(
     value: float, expected: float, tolerance: float, *, what: str, against: str, higher_is_better: bool = True
-) -> Judgement:
+) -> Verdict:
     """A figure against an expected one: fail when worse by more than `tolerance` (relative, 0.02 = 2 %).
 
     what: `accept length` or `verify steps per token` (then `higher_is_better` is False). against: `the
@@ -226,21 +219,8 @@ def judge_acceptance(
     """
     figures = {"value": value, "expected": expected, "tolerance": tolerance, "what": what, "against": against}
     if not (value > 0 and expected > 0):
-        return Judgement("inconclusive", f"{what}: {value:g} against {expected:g} of {against}", figures)
+        return Verdict("inconclusive", f"{what}: {value:g} against {expected:g} of {against}", figures)
     change = value / expected - 1
     worse = -change if higher_is_better else change
     text = f"{what} {value:.3f}, {against} {expected:.3f} ({change:+.1%}, tolerance {tolerance:.1%})"
-    return Judgement("fail" if worse > tolerance else "pass", text, figures)
-
-
-def worst_of(judgements: Sequence[Judgement]) -> Judgement:
-    """One judgement of several: fail before inconclusive before pass, with the reasons of that verdict.
-
-    figures: {"judged": [{"verdict", "reason", **figures}, ...]}. Nothing judged is inconclusive.
-    """
-    figures = {"judged": [{"verdict": j.verdict, "reason": j.reason, **j.figures} for j in judgements]}
-    for verdict in ("fail", "inconclusive", "pass"):
-        reasons = [j.reason for j in judgements if j.verdict == verdict]
-        if reasons:
-            return Judgement(verdict, "; ".join(reasons), figures)
-    return Judgement("inconclusive", "nothing was measured", figures)
+    return Verdict("fail" if worse > tolerance else "pass", text, figures)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .agreement import Judgement, judge_acceptance, worst_of
+from .agreement import judge_acceptance
+from .verdict import Verdict, worst_of
 
 # Our choice: room for other kernels and another dtype, and far less than a broken port loses (15 % in a
 # public one).
@@ -34,7 +35,7 @@ def key(name: str) -> str:
     return "".join(c for c in name.casefold() if c not in " -_")
 
 
-def compare(measured: Measured, table: dict[str, Any], tolerance: float = TOLERANCE) -> Judgement:
+def compare(measured: Measured, table: dict[str, Any], tolerance: float = TOLERANCE) -> Verdict:
     """Another model or draft, or no such entry: inconclusive. tolerance: relative; only worse counts."""
     for what, here, there in (
         ("model", measured.model, str(table["model"])),
@@ -42,7 +43,7 @@ def compare(measured: Measured, table: dict[str, Any], tolerance: float = TOLERA
     ):
         if model_name(here) != model_name(there):
             reason = f"the baseline is for {what} {there}, here it is {here or 'unknown'}"
-            return Judgement("inconclusive", reason, {"expected": there, "found": here})
+            return Verdict("inconclusive", reason, {"expected": there, "found": here})
     same = [
         e
         for e in table["entries"]
@@ -54,7 +55,7 @@ def compare(measured: Measured, table: dict[str, Any], tolerance: float = TOLERA
         near = [f"{arm(e['budget'], e['best_of'])} {e['accept_length']:g}" for e in ordered]
         known = f"; it has {', '.join(near)}" if near else ""
         at = f"{measured.dataset} at budget {measured.budget}, temperature {measured.temperature:g}"
-        return Judgement("inconclusive", f"the baseline has no figure for {at}{known}", {"near": near})
+        return Verdict("inconclusive", f"the baseline has no figure for {at}{known}", {"near": near})
     against = f"baseline ({entry['source'] or table['source']})"
     judged = [
         judge_acceptance(

@@ -16,17 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from .stats import (
     HostChange,
     Interval,
     RestartSpread,
-    TooFewRounds,
     host_change,
     shift_interval,
     summary,
 )
+from .verdict import Verdict
 
 # Without a calibration a pass is not to be had, but a server half as fast must still fail. This stands for
 # the restart spread then: that of the most disturbed host measured so far (two shared cores: 10.7 %).
@@ -104,14 +104,6 @@ def min_ratio_of(options: Mapping[str, Any]) -> float | None:
     """What a benchmark step with these options judges by; None: nobody judges the speed."""
     ratio = options.get("min_ratio", MIN_RATIO)
     return None if ratio is None else float(ratio)
-
-
-class Verdict(NamedTuple):
-    """verdict: pass | fail | inconclusive; the reason in one line; figures: plain JSON data."""
-
-    verdict: str
-    reason: str
-    figures: dict[str, Any]
 
 
 def judge(m: Measurements) -> Verdict:
@@ -287,6 +279,3 @@ def _change_figures(change: HostChange | None) -> dict[str, Any] | None:
         else None,
         "alarm": change.alarm,
     }
-
-
-__all__ = ["WORST_RESTART_SD", "Measurements", "Round", "TooFewRounds", "Verdict", "judge"]

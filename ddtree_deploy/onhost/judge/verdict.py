@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 
-class Judgement(NamedTuple):
-    """What a gate says, and why, with the figures that it rests on."""
+@dataclass(frozen=True)
+class Verdict:
+    """What a gate, a step or a run comes to, and why; the one form of it on the host.
+
+    verdict: pass | fail | inconclusive; of a step also skipped | interrupted, of a run died. figures: plain
+    JSON data for the journal and the report. exit_code: 0 is the verdict's own.
+    """
 
     verdict: str
-    reason: str
+    reason: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    step: str = ""
+    exit_code: int = 0
 
 
-def worst(judgements: Sequence[Judgement]) -> Judgement:
-    """Fail before inconclusive before pass; the reasons of all that share the worst verdict."""
-    if not judgements:
-        return Judgement("inconclusive", "nothing was measured")
+def worst_of(judged: Sequence[Verdict]) -> Verdict:
+    """One verdict of several: fail before inconclusive before pass, with the reasons of that verdict.
+
+    figures: {"judged": [{"verdict", "reason", **figures}, ...]}. Nothing judged is inconclusive.
+    """
+    figures = {"judged": [{"verdict": j.verdict, "reason": j.reason, **j.figures} for j in judged]}
     for verdict in ("fail", "inconclusive", "pass"):
-        reasons = [j.reason for j in judgements if j.verdict == verdict]
+        reasons = [j.reason for j in judged if j.verdict == verdict]
         if reasons:
-            return Judgement(verdict, "; ".join(reasons))
-    raise ValueError(f"unknown verdict in {judgements}")
+            return Verdict(verdict, "; ".join(reasons), figures)
+    return Verdict("inconclusive", "nothing was measured", figures)
 
 
 def answer(tokens: Sequence[int], completion_tokens: int, finish: str, asked: int, *, exact: bool) -> str:
@@ -39,51 +50,42 @@ def answer(tokens: Sequence[int], completion_tokens: int, finish: str, asked: in
     return ""
 
 
-def health(good: int, need: int, requests: int, faults: Sequence[str]) -> Judgement:
+def health(good: int, need: int, requests: int, faults: Sequence[str]) -> Verdict:
     """N of M prompts of our own were answered with tokens."""
     text = f"{good} of {requests} prompts were answered with tokens"
     if good >= need:
-        return Judgement("pass", text)
-    return Judgement("fail", f"{text}, {need} are needed; {faults[0] if faults else 'none was asked'}")
+        return Verdict("pass", text)
+    return Verdict("fail", f"{text}, {need} are needed; {faults[0] if faults else 'none was asked'}")
 
 
 def rounds_complete(
     rounds: Sequence[dict[str, Any]], num_prompts: int, output_len: int, repeats: int = 1
-) -> Judgement:
+) -> Verdict:
     """Every request of every round completed, with the right number of tokens.
 
     A round: {"completed", "output_lens": [int], "errors": [str], ...} as SGLang's client reports it; a warm-
     up round runs the prompts once, every other `repeats` times.
     """
     if not rounds:
-        return Judgement("inconclusive", "the benchmark gave no round")
+        return Verdict("inconclusive", "the benchmark gave no round")
     for number, r in enumerate(rounds, 1):
         requested = num_prompts * (1 if r.get("warmup") else repeats)
         completed, lens = int(r.get("completed", 0)), list(r.get("output_lens", []))
         if completed != requested or len(lens) != requested:
             error = next((e for e in r.get("errors", []) if e), "")
             text = f"round {number}: {completed} of {requested} requests completed"
-            return Judgement("fail", text + (f"; first error: {_short(error)}" if error else ""))
+            return Verdict("fail", text + (f"; first error: {_short(error)}" if error else ""))
         wrong = [n for n in lens if n != output_len]
         if wrong:
-            return Judgement(
+            return Verdict(
                 "fail",
                 f"round {number}: {len(wrong)} of {requested} answers have a wrong length, "
                 f"as {wrong[0]} instead of {output_len} tokens",
             )
     many = f" in each of {len(rounds)} rounds" if len(rounds) > 1 else ""
-    return Judgement("pass", f"{requested} of {requested} requests completed{many}")
+    return Verdict("pass", f"{requested} of {requested} requests completed{many}")
 
 
 def _short(text: str) -> str:
     lines = [line for line in str(text).strip().splitlines() if line.strip()]
     return (lines[-1] if lines else "")[:200]
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value; 0 for none."""
-    ordered = sorted(values)
-    if not ordered:
-        return 0.0
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

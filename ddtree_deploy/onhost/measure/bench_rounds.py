@@ -8,10 +8,10 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from importlib import resources
+from statistics import median
 from typing import Any
 
 from ..context import Context, StepFailed
-from ..judge import verdict
 from ..judge.speed import Round
 from ..programs.process import run_process
 from ..service.base import ServiceControl
@@ -196,7 +196,7 @@ def figures(rounds: list[dict[str, Any]]) -> dict[str, float]:
         ours: [float(r[theirs]) for r in rounds if r.get(theirs) is not None]
         for ours, theirs in names.items()
     }
-    return {ours: round(verdict.median(v), 3) for ours, v in values.items() if v or ours != "itl_ms"}
+    return {ours: round(median(v), 3) if v else 0.0 for ours, v in values.items() if v or ours != "itl_ms"}
 
 
 def shown(figures: dict[str, float]) -> str:

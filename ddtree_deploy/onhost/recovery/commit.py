@@ -7,7 +7,6 @@ import contextlib
 from ..context import Context
 from ..staging.stage import remove_stage
 from ..state import layout, releases
-from ..state.journal import read
 from ..wire.protocol import Plan
 from . import boot_guard
 
@@ -22,13 +21,12 @@ def changes_host(plan: Plan) -> bool:
 
 
 def decided(ctx: Context) -> bool:
-    return any(e["e"] == "commit" for e in read(ctx.journal.path)[0])
+    return any(e["e"] == "commit" for e in ctx.journal.events)
 
 
 def held(ctx: Context) -> str:
     """Why the committed release waits for `confirm` or `rollback`; empty for one that passed."""
-    events = read(ctx.journal.path)[0]
-    return next((str(e.get("held", "")) for e in events if e["e"] == "commit"), "")
+    return next((str(e.get("held", "")) for e in ctx.journal.events if e["e"] == "commit"), "")
 
 
 def forward(ctx: Context) -> None:
@@ -42,8 +40,8 @@ def forward(ctx: Context) -> None:
         except OSError as error:
             raise NotCommitted(f"cannot write the journal: {error.strerror}") from None
     if changes_host(ctx.plan):
-        events, _ = read(ctx.journal.path)
-        made = [e["undo"]["path"] for e in events if e["e"] == "intent" and e["undo"].get("op") == "mkdir"]
+        intents = [e["undo"] for e in ctx.journal.events if e["e"] == "intent"]
+        made = [undo["path"] for undo in intents if undo.get("op") == "mkdir"]
         releases.commit(ctx.plan, ctx.run_dir, made, "held" if held(ctx) else "good")
     boot_guard.remove(ctx)
     _tidy(ctx)

@@ -7,20 +7,21 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import steps
 from ..context import Context, Interrupt, StepFailed, StepSkipped
+from ..judge.verdict import Verdict
 from ..programs import bounded
 from ..recovery import boot_guard, commit, deferral
 from ..service.base import ServiceError
 from ..staging.stage import remove_stage
 from ..state import durable, layout, releases
-from ..state.journal import Journal, read
+from ..state.journal import Journal
 from ..state.lock import FileLock
-from ..wire import kinds
+from ..wire.kinds import TABLE
 from ..wire.protocol import (
     STATE_APPLIED,
     STATE_BACK,
@@ -40,16 +41,6 @@ from .interruption import Interruption
 from .undo import intents_by_step, log_traceback, one_line, undo_all
 
 EXIT = {"pass": 0, "fail": 1, "died": 1, "inconclusive": 7, "interrupted": 130}
-
-
-@dataclass
-class Outcome:
-    """How the steps went, before any undo."""
-
-    verdict: str = "pass"  # pass | fail | inconclusive | interrupted | died
-    step: str = ""
-    reason: str = ""
-    exit_code: int = 0
 
 
 def load_plan(run_dir: Path) -> Plan:
@@ -94,8 +85,7 @@ def run(run_dir: Path) -> int:
             pid=os.getpid(),
             boot_id=layout.boot_id(),
         )
-        outcome = execute(ctx)
-        code = settle(ctx, outcome)
+        code = settle(ctx, execute(ctx))
     if ctx.lock is not None:
         ctx.lock.release()
     ctx.journal.close()
@@ -103,34 +93,34 @@ def run(run_dir: Path) -> int:
     return code
 
 
-def execute(ctx: Context) -> Outcome:
+def execute(ctx: Context) -> Verdict:
     """Run the steps in order until one is not a pass. Never raises for what a step does."""
     verdicts: dict[str, str] = {}
     for spec in ctx.plan.steps:
-        outcome = _step(ctx, spec)
-        verdicts[spec.name] = outcome.verdict
-        if outcome.verdict == "inconclusive" and _may_hold(ctx, spec):
+        judged = _step(ctx, spec)
+        verdicts[spec.name] = judged.verdict
+        if judged.verdict == "inconclusive" and _may_hold(ctx, spec):
             # The gates after it are still asked: what fails one of them is not held but undone.
-            ctx.held = ctx.held or f"{spec.name}: {outcome.reason}"
+            ctx.held = ctx.held or f"{spec.name}: {judged.reason}"
             verdicts[spec.name] = "held"
-        elif outcome.verdict not in ("pass", "skipped"):
-            return outcome
+        elif judged.verdict not in ("pass", "skipped"):
+            return judged
     missing = [s.name for s in ctx.plan.steps if verdicts.get(s.name) not in ("pass", "skipped", "held")]
     if missing or not verdicts:  # a gate that never ran has not passed
-        return Outcome("fail", (missing or [""])[0], "it never ran")
-    return Outcome()
+        return Verdict("fail", "it never ran", step=(missing or [""])[0])
+    return Verdict("pass")
 
 
 def _may_hold(ctx: Context, spec: StepSpec) -> bool:
     """A gate on the new release may be left undecided where the plan says so; nothing before it may."""
-    return ctx.plan.action == "rollout" and ctx.plan.on_inconclusive == "hold" and spec.kind in kinds.GATES
+    return ctx.plan.action == "rollout" and ctx.plan.on_inconclusive == "hold" and TABLE[spec.kind].gate
 
 
-def _step(ctx: Context, spec: StepSpec) -> Outcome:
+def _step(ctx: Context, spec: StepSpec) -> Verdict:
     ctx.step = spec
     start = time.monotonic()
     ctx.deadline = start + spec.timeout_s
-    outcome = Outcome("fail", spec.name)
+    verdict, code = "fail", 0
     try:
         ctx.journal.write("start", step=spec.name, kind=spec.kind)
         if ctx.lock is not None:
@@ -138,97 +128,84 @@ def _step(ctx: Context, spec: StepSpec) -> Outcome:
         if ctx.stop_event.is_set():
             raise Interrupt
         with bounded.watched(ctx.check):
-            outcome.reason = steps.load(spec.kind).do(ctx)
+            reason = steps.load(spec.kind).do(ctx)
         if spec.kind != "unlock":  # what was decided there stands
             ctx.check_time()
-        outcome.verdict = "pass"
+        verdict = "pass"
     except StepSkipped as skipped:
-        outcome.verdict, outcome.reason = "skipped", str(skipped)
+        verdict, reason = "skipped", str(skipped)
     except StepFailed as failed:
-        outcome.verdict, outcome.reason, outcome.exit_code = failed.verdict, failed.reason, failed.exit_code
+        verdict, reason, code = failed.verdict, failed.reason, failed.exit_code
     except ServiceError as error:
-        outcome.reason = str(error)
+        reason = str(error)
     except Interrupt:
-        outcome.verdict, outcome.reason = "interrupted", ctx.interrupted_by or "interrupted"
-    except OSError as error:
-        outcome.reason = one_line(error)
-        log_traceback()
+        verdict, reason = "interrupted", ctx.interrupted_by or "interrupted"
     except Exception as error:
-        outcome.reason = f"unexpected {one_line(error)}"
+        reason = ("" if isinstance(error, OSError) else "unexpected ") + one_line(error)
         log_traceback()
-    outcome.reason = " ".join(str(outcome.reason).split())
+    reason = " ".join(str(reason).split())
     with contextlib.suppress(OSError):  # a full disk: the verdict stands, also unwritten
         ctx.journal.write(
             "verdict",
             sync=True,
             step=spec.name,
-            verdict="fail" if outcome.verdict == "interrupted" else outcome.verdict,
-            reason=outcome.reason,
+            verdict="fail" if verdict == "interrupted" else verdict,
+            reason=reason,
             seconds=round(time.monotonic() - start, 3),
         )
-    return outcome
+    return Verdict(verdict, reason, step=spec.name, exit_code=code)
 
 
-def settle(ctx: Context, outcome: Outcome, *, recovered: bool = False) -> int:
+def settle(ctx: Context, judged: Verdict) -> int:
     """Commit what passed, or put the host back; write the `end` event. Returns the exit code.
 
     On a host that goes down: 8, and no `end` (see `deferral`).
     """
     with contextlib.suppress(OSError):
         (ctx.run_dir / layout.RESERVE).unlink(missing_ok=True)
-    if outcome.verdict == "pass" or commit.decided(ctx):  # a decision stands, whatever came after it
+    if judged.verdict == "pass" or commit.decided(ctx):  # a decision stands, whatever came after it
         try:
             if not ctx.recorded:
                 commit.forward(ctx)
         except commit.NotCommitted as error:
-            outcome = Outcome("fail", "unlock", str(error))
+            judged = Verdict("fail", str(error), step="unlock")
         except OSError as error:
             log_traceback()
             reason = f"the release is in place but could not be recorded: {one_line(error)}"
-            return _broken(ctx, Outcome("fail", "unlock"), reason, recovered)
+            return _broken(ctx, Verdict("fail", reason, step="unlock"))
         else:
             held = commit.held(ctx)
-            if held:
-                step, _, reason = held.partition(": ")
-                return _end(ctx, "inconclusive", 7, STATE_HELD, step, f"{reason}; {_passed(ctx)}", recovered)
-            return _end(ctx, "pass", 0, _state_of_pass(ctx), "", _passed(ctx), recovered)
-    intents = intents_by_step(read(ctx.journal.path)[0])
-    if not intents:
-        unguarded = _unguard(ctx, [])
-        if unguarded:
-            reason = f"{outcome.reason}; rollback incomplete: {unguarded[0]}"
-            return _broken(ctx, outcome, reason, recovered)
-        _clean(ctx, outcome)
-        code = outcome.exit_code or EXIT[outcome.verdict]
-        if code == 3:  # an earlier run's leavings, which could not be put right
-            return _end(ctx, outcome.verdict, code, STATE_BROKEN, outcome.step, outcome.reason, recovered)
-        reason = outcome.reason
-        if commit.changes_host(ctx.plan):
-            reason += "; nothing was rolled back, because nothing had been changed"
-        return _end(ctx, outcome.verdict, code, STATE_UNTOUCHED, outcome.step, reason, recovered)
-    if deferral.needed(ctx):
-        return deferral.note(ctx, outcome.reason)
-    failures = _unguard(ctx, undo_all(ctx, intents))
+            if not held:
+                return _end(ctx, Verdict("pass", _passed(ctx)), _state_of_pass(ctx))
+            step, _, reason = held.partition(": ")
+            return _end(ctx, Verdict("inconclusive", f"{reason}; {_passed(ctx)}", step=step), STATE_HELD)
+    intents = intents_by_step(ctx.journal.events)
+    if intents and deferral.needed(ctx):
+        return deferral.note(ctx, judged.reason)
+    failures = undo_all(ctx, intents) or _unguard(ctx)
     if failures:
-        reason = f"{outcome.reason}; rollback incomplete: {'; '.join(failures)}"
-        return _broken(ctx, outcome, reason, recovered)
-    _clean(ctx, outcome)
-    code = outcome.exit_code or EXIT[outcome.verdict]
-    reason = f"{outcome.reason}; rolled back: {', '.join(reversed(intents))}"
-    return _end(ctx, outcome.verdict, code, STATE_BEFORE, outcome.step, reason, recovered)
+        reason = f"{judged.reason}; rollback incomplete: {'; '.join(failures)}"
+        return _broken(ctx, replace(judged, reason=reason))
+    _clean(ctx, judged)
+    more, state = "", STATE_UNTOUCHED
+    if intents:
+        more, state = f"; rolled back: {', '.join(reversed(intents))}", STATE_BEFORE
+    elif judged.exit_code == 3:  # an earlier run's leavings, which could not be put right
+        state = STATE_BROKEN
+    elif commit.changes_host(ctx.plan):
+        more = "; nothing was rolled back, because nothing had been changed"
+    return _end(ctx, replace(judged, reason=judged.reason + more), state)
 
 
-def _broken(ctx: Context, outcome: Outcome, reason: str, recovered: bool) -> int:
+def _broken(ctx: Context, judged: Verdict) -> int:
     """Half-changed: a person is needed, unless it is only that the host goes down; then the next boot is."""
     if deferral.needed(ctx):
-        return deferral.note(ctx, reason)
-    return _end(ctx, outcome.verdict, 3, STATE_BROKEN, outcome.step, reason, recovered)
+        return deferral.note(ctx, judged.reason)
+    return _end(ctx, replace(judged, exit_code=3), STATE_BROKEN)
 
 
-def _unguard(ctx: Context, failures: list[str]) -> list[str]:
-    """Take the boot guard away, unless something is still half-changed. Returns all failures."""
-    if failures:
-        return failures
+def _unguard(ctx: Context) -> list[str]:
+    """Take the boot guard away; nothing is half-changed any more. Returns the failure."""
     try:
         boot_guard.remove(ctx)
     except OSError as error:
@@ -237,14 +214,14 @@ def _unguard(ctx: Context, failures: list[str]) -> list[str]:
     return []
 
 
-def _clean(ctx: Context, outcome: Outcome) -> None:
+def _clean(ctx: Context, judged: Verdict) -> None:
     """The host is as before: note the release, remove what only this run needed. Failures cost disk only."""
     ctx.journal.tolerant = True
     if ctx.lock is None:  # another run may hold the venv; touch its state folder no more than our own run
         _remove_workspace(ctx)
         return
     with contextlib.suppress(OSError):
-        releases.record_failure(ctx.plan, ctx.state_dir, outcome.verdict, outcome.step)
+        releases.record_failure(ctx.plan, ctx.state_dir, judged.verdict, judged.step)
     _remove_workspace(ctx)
     with contextlib.suppress(OSError):
         releases.prune(ctx.state_dir, keep_run=ctx.plan.run)
@@ -261,7 +238,7 @@ def _remove_workspace(ctx: Context) -> None:
 
 def _state_of_pass(ctx: Context) -> str:
     if not commit.changes_host(ctx.plan):
-        changed = [s.name for s in ctx.plan.steps if s.kind in kinds.RESTARTS]
+        changed = [s.name for s in ctx.plan.steps if TABLE[s.kind].restarts]
         if any(ctx.results.get(name, {}).get("applied") for name in changed):
             return STATE_APPLIED
         return STATE_BEFORE if changed else STATE_UNTOUCHED
@@ -271,16 +248,14 @@ def _state_of_pass(ctx: Context) -> str:
 
 
 def _passed(ctx: Context) -> str:
-    verdicts = [e for e in read(ctx.journal.path)[0] if e["e"] == "verdict"]
+    verdicts = [e for e in ctx.journal.events if e["e"] == "verdict"]
     skipped = [e["step"] for e in verdicts if e["verdict"] == "skipped"]
     text = f"{sum(1 for e in verdicts if e['verdict'] == 'pass')} steps passed"
     return f"{text}; skipped: {', '.join(skipped)}" if skipped else text
 
 
-def _end(  # noqa: PLR0917
-    ctx: Context, verdict: str, code: int, state: str, step: str, reason: str, recovered: bool
-) -> int:
-    host = ctx.plan.host
+def _end(ctx: Context, judged: Verdict, state: str) -> int:
+    host, code = ctx.plan.host, judged.exit_code or EXIT[judged.verdict]
     following = {
         3: f"ddtree-deploy recover {host}",
         6: f"ddtree-deploy plan {host}",
@@ -288,17 +263,17 @@ def _end(  # noqa: PLR0917
     }.get(code, f"ddtree-deploy status {host}")
     if state == STATE_HELD:
         following = f"ddtree-deploy confirm {host}, or ddtree-deploy rollback {host}"
-    extra: dict[str, Any] = {"recovered": True} if recovered else {}
+    extra: dict[str, Any] = {"recovered": True} if ctx.recovered else {}
     ctx.journal.tolerant = True
     ctx.journal.write(
         "end",
         sync=True,
         run=ctx.plan.run,
-        verdict=verdict if verdict in VERDICTS else "fail",
+        verdict=judged.verdict if judged.verdict in VERDICTS else "fail",
         exit=code,
         state=state,
-        step=step,
-        reason=reason,
+        step=judged.step,
+        reason=judged.reason,
         next=following,
         **extra,
     )

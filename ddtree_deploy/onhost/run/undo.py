@@ -16,6 +16,7 @@ from ..wire.protocol import StepSpec
 
 # An undo has a bound of its own: a service has to come back, however short the time of the step undone.
 UNDO_S = 3600.0
+_FOR_PEOPLE = (UndoFailed, StepFailed, ServiceError)  # their texts say all that there is to say
 
 
 def intents_by_step(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -58,11 +59,8 @@ def _one(ctx: Context, spec: StepSpec, function: str, intents: list[dict[str, An
         if action is not None:
             with bounded.watched(ctx.check):
                 action(ctx, intents)
-    except (UndoFailed, StepFailed, ServiceError, OSError) as error:
-        reason = one_line(error)
-        log_traceback()
     except Exception as error:
-        reason = f"unexpected: {one_line(error)}"
+        reason = ("" if isinstance(error, (*_FOR_PEOPLE, OSError)) else "unexpected: ") + one_line(error)
         log_traceback()
     ctx.journal.write(
         "undo", sync=True, step=spec.name, phase="failed" if reason else "done", what=what, reason=reason
@@ -82,8 +80,4 @@ def one_line(error: BaseException) -> str:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
     text = " ".join(str(error).split())
-    return (
-        text
-        if isinstance(error, (UndoFailed, StepFailed, ServiceError))
-        else f"{type(error).__name__}: {text}"
-    )
+    return text if isinstance(error, _FOR_PEOPLE) else f"{type(error).__name__}: {text}"

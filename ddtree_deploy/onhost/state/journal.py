@@ -23,28 +23,28 @@ class Journal:
         self.secrets: list[str] = []
         self.tolerant = False
         self._lock = threading.Lock()
-        events, whole = read(path)
-        self._n = events[-1]["n"] if events else 0
+        self.events, whole = read(path)  # of this writer too, as they are in the file
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if path.stat().st_size != whole:  # the torn last line of a crash: nobody acted on it
             os.ftruncate(self._fd, whole)
             os.fsync(self._fd)
-        if not events:
+        if not self.events:
             sync(path.parent)
 
-    def write(self, event: str, *, sync: bool = False, **data: Any) -> dict[str, Any]:
+    def write(self, event: str, *, sync: bool = False, **data: Any) -> None:
         """Append one event; with `sync` it is on disk when this returns."""
         with self._lock:
-            entry = {"n": self._n + 1, "t": round(time.time(), 3), "e": event, **data}
+            n = self.events[-1]["n"] + 1 if self.events else 1
+            entry = {"n": n, "t": round(time.time(), 3), "e": event, **data}
+            line = self._masked(json.dumps(entry, separators=(",", ":")))
             try:
-                self._append(self._masked(json.dumps(entry, separators=(",", ":"))).encode() + b"\n")
-                self._n += 1
+                self._append(line.encode() + b"\n")
+                self.events.append(json.loads(line))
                 if sync:
                     os.fsync(self._fd)
             except OSError:
                 if not self.tolerant:
                     raise
-            return entry
 
     def _append(self, line: bytes) -> None:
         """All of the line or nothing: a disk that fills up must not leave half a line in the middle."""

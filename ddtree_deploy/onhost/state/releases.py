@@ -11,6 +11,7 @@ from typing import Any
 
 from ..venv.disk import sync
 from ..venv.files import sha256
+from ..wire.kinds import TABLE
 from ..wire.protocol import Plan, to_dict
 from . import durable, layout
 from .held import is_held
@@ -21,8 +22,6 @@ RELEASES = "releases.jsonl"
 BASES = "bases"
 KEEP_BACKUPS = 5
 KEEP_RUNS = 20
-# Steps that say nothing about the payload when they fail.
-_BEFORE_PAYLOAD = ("lock", "preflight", "backup")
 
 
 def installed(site_dir: Path) -> dict[str, Any] | None:
@@ -115,7 +114,7 @@ def _wanted_installed(
 def record_failure(plan: Plan, site_dir: Path, verdict: str, step: str) -> None:
     """Note a run that was put back: `bad` when a gate said that the payload is, else `rolled-back`."""
     kinds = {s.name: s.kind for s in plan.steps}
-    if not any(k == "install" for k in kinds.values()) or kinds.get(step, "lock") in _BEFORE_PAYLOAD:
+    if not any(k == "install" for k in kinds.values()) or TABLE[kinds.get(step, "lock")].early:
         return
     bad = verdict == "fail" and plan.action == "rollout"
     _append(plan, site_dir, "bad" if bad else "rolled-back", (installed(site_dir) or {}).get("release", ""))

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..context import Context, StepFailed
 from ..judge import expected
-from ..judge.agreement import Judgement, judge_acceptance, worst_of
+from ..judge.agreement import judge_acceptance
+from ..judge.verdict import Verdict, worst_of
 from ..measure import greedy, reference
 from ..service import serving
 from ..service.base import ServiceControl
@@ -23,7 +24,7 @@ def do(ctx: Context) -> str:
     table = ctx.option("against", None)
     if wanted is None and table is None:
         serving.skip(ctx, "no baseline to compare with, and no baseline file is named under `against`")
-    judged: list[Judgement] = []
+    judged: list[Verdict] = []
     figures: dict[str, Any] = {}
     if wanted is not None:
         sample = reference.sample_of(ctx, control, wanted)
@@ -42,7 +43,7 @@ def do(ctx: Context) -> str:
 
 def against_reference(
     wanted: reference.Reference, sample: dict[str, Any], max_steps_ratio: float
-) -> list[Judgement]:
+) -> list[Verdict]:
     """Verify steps per token and accept length now against the reference's. Unknown counters:
     inconclusive."""
     against = f"{wanted.speculative or 'no speculation'} of {wanted.name}"
@@ -50,7 +51,7 @@ def against_reference(
     if None in (steps, length, wanted.steps_per_token, wanted.accept_length):
         which = wanted.name if wanted.steps_per_token is None else "the service now"
         text = f"verify steps per token are unknown: no spec_verify_ct in the answers of {which}"
-        return [Judgement("inconclusive", text, {})]
+        return [Verdict("inconclusive", text, {})]
     assert wanted.steps_per_token is not None and wanted.accept_length is not None
     return [
         # Equal counts mean equal: the 1e-9 covers the rounding of the division.
@@ -72,7 +73,7 @@ def against_reference(
     ]
 
 
-def _against_table(ctx: Context, control: ServiceControl, table: dict[str, Any]) -> Judgement:
+def _against_table(ctx: Context, control: ServiceControl, table: dict[str, Any]) -> Verdict:
     """All prompts of the data set, each to its own end, against the figures of a baseline file."""
     prompts = greedy.load_prompts(ctx, reference.PROMPTS)
     try:
@@ -83,7 +84,7 @@ def _against_table(ctx: Context, control: ServiceControl, table: dict[str, Any])
     sample = greedy.sample(ctx, control.endpoint, prompts, length, to_length=False)
     value, steps = sample.accept_length(), sample.steps_per_token()
     if value is None:
-        return Judgement("inconclusive", "accept length is unknown: no spec_verify_ct in the answers", {})
+        return Verdict("inconclusive", "accept length is unknown: no spec_verify_ct in the answers", {})
     measured = expected.Measured(
         model=str(info.get("model_path") or ""),
         draft=str(info.get("speculative_draft_model_path") or ""),
@@ -93,4 +94,4 @@ def _against_table(ctx: Context, control: ServiceControl, table: dict[str, Any])
         steps_per_token=steps,
     )
     judged = expected.compare(measured, table, float(ctx.option("tolerance", expected.TOLERANCE)))
-    return Judgement(judged.verdict, judged.reason, {**judged.figures, "sample": sample.to_dict()})
+    return Verdict(judged.verdict, judged.reason, {**judged.figures, "sample": sample.to_dict()})

@@ -1,34 +1,45 @@
-"""The kinds of steps."""
+"""The kinds of steps, in the order in which a playbook has to list them. All other lists of kinds follow."""
 
 from __future__ import annotations
 
-KINDS = (
-    "lock",
-    "preflight",
-    "backup",
-    "stage",
-    "compile",
-    "smoke",
-    "baseline",
-    "stop",
-    "install",
-    "start",
-    "health",
-    "tokens",
-    "acceptance",
-    "benchmark",
-    "soak",
-    "calibrate",
-    "sweep",
-    "confirm",
-    "unlock",
-    "run",
-)
+from typing import NamedTuple
 
 
-# What judges the service after its start.
-GATES = ("tokens", "acceptance", "benchmark", "soak")
+class Kind(NamedTuple):
+    """timeout_s: 0 where the service's limits decide. needs: another kind without which it is of no use."""
+
+    timeout_s: float
+    needs: str = ""
+    service: bool = False  # it talks to a server: where none is configured, it is skipped
+    gate: bool = False  # it judges the service after its start
+    restarts: bool = False  # it restarts the service, and leaves it as it was
+    early: bool = False  # where it fails, that says nothing about the payload
+    on_controller: bool = False
+    in_playbooks: bool = True
 
 
-# What restarts the service, and leaves it as it was.
-RESTARTS = ("calibrate", "sweep")
+TABLE = {
+    "local": Kind(300, on_controller=True),
+    "lock": Kind(900, early=True),  # recovers an orphaned run first
+    "preflight": Kind(120, early=True),
+    "backup": Kind(600, early=True),
+    "stage": Kind(300),
+    "compile": Kind(300, "stage"),
+    "smoke": Kind(900, "stage"),
+    "baseline": Kind(1800, service=True),
+    "stop": Kind(0, "start", service=True),
+    "install": Kind(300),
+    "start": Kind(0, "stop", service=True),
+    "health": Kind(600, "start", service=True),
+    "tokens": Kind(900, "baseline", service=True, gate=True),
+    "acceptance": Kind(3600, "baseline", service=True, gate=True),
+    "benchmark": Kind(1800, "baseline", service=True, gate=True),
+    "soak": Kind(3600, "start", service=True, gate=True),
+    "calibrate": Kind(0, restarts=True, in_playbooks=False),
+    "sweep": Kind(0, restarts=True, in_playbooks=False),
+    "confirm": Kind(60, in_playbooks=False),
+    "unlock": Kind(900),
+    "run": Kind(600),  # may stand anywhere between lock and unlock
+}
+# What the runner knows.
+KINDS = tuple(name for name, kind in TABLE.items() if not kind.on_controller)
