@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ddtree_deploy.onhost.venv import bytecode, tree
 from ddtree_deploy.onhost.venv.disk import Disk
 from ddtree_deploy.onhost.venv.files import Files, FilesError, sha256
+from tests.root import need_root
 
 
 @pytest.fixture
@@ -173,8 +174,7 @@ def test_a_full_disk_while_writing_leaves_no_temporary(venv: Path, monkeypatch: 
 
 
 def test_new_files_belong_to_the_folders_owner(venv: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to have another owner")
+    need_root("needs root to have another owner")
     os.chown(venv, 1234, 5678)
     hand = files(venv)
     hand.make_folder(str(venv / "sub"))
