@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ddtree_deploy.onhost.venv import bytecode, tree
 from ddtree_deploy.onhost.venv.disk import Disk
 from ddtree_deploy.onhost.venv.files import Files, FilesError, sha256
+from tests.root import need_root
 
 
 @pytest.fixture
@@ -122,6 +123,20 @@ def test_a_folder_is_never_replaced(venv: Path) -> None:
         files(venv).place(str(venv / "x.py"), b"new", 0o644)
 
 
+def test_a_folder_is_neither_removed_nor_restored_over(venv: Path, tmp_path: Path) -> None:
+    path = venv / "x.py"
+    hand = files(venv)
+    absent = hand.keep(str(path), str(tmp_path / "backup"), "b0")
+    (path / "theirs").mkdir(parents=True)
+    with pytest.raises(FilesError, match="is a dir, not a file"):
+        hand.remove(str(path))
+    with pytest.raises(FilesError, match="is a dir, not a file"):
+        hand.keep(str(path), str(tmp_path / "backup"), "b1")
+    with pytest.raises(FilesError, match="is a dir now, was absent"):
+        hand.restore(absent, str(tmp_path / "backup"))
+    assert names(path) == ["theirs"]
+
+
 def test_a_backup_that_was_changed_is_not_restored(venv: Path, tmp_path: Path) -> None:
     path = venv / "x.py"
     path.write_text("old")
@@ -159,8 +174,7 @@ def test_a_full_disk_while_writing_leaves_no_temporary(venv: Path, monkeypatch: 
 
 
 def test_new_files_belong_to_the_folders_owner(venv: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to have another owner")
+    need_root("needs root to have another owner")
     os.chown(venv, 1234, 5678)
     hand = files(venv)
     hand.make_folder(str(venv / "sub"))
@@ -233,6 +247,7 @@ def test_restoring_over_a_file_of_equal_stamp_moves_the_stamp(venv: Path, tmp_pa
     os.utime(path, (1_700_000_000, 1_700_000_000))
     assert imported(venv) == "2"
     hand.restore(entry, str(tmp_path / "backup"))
+    assert path.stat().st_mtime == 1_700_000_001, "bytecode that is kept elsewhere is not valid either"
     assert imported(venv) == "1"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import sys
 import threading
@@ -15,6 +14,7 @@ from ddtree_deploy.onhost.context import Context, Interrupt, StepFailed
 from ddtree_deploy.onhost.programs.process import kill_marked, run_process
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec
+from tests.root import need_root
 
 MIB = 1024 * 1024
 
@@ -92,8 +92,7 @@ def test_secrets_are_masked_everywhere(ctx: Context) -> None:
 
 
 def test_as_root_it_runs_as_the_user_asked_for(ctx: Context) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+    need_root("needs root")
     done = run_process(ctx, ["/usr/bin/id", "-un"], user="nobody")
     assert done.stdout.strip() == "nobody"
     home = run_process(ctx, ["/bin/sh", "-c", "echo $HOME"], user="nobody").stdout.strip()

@@ -17,6 +17,7 @@ from ddtree_deploy.onhost.state import layout
 from ddtree_deploy.onhost.state.lock import read_owner
 from ddtree_deploy.onhost.venv import bytecode
 from ddtree_deploy.onhost.wire.protocol import StepSpec
+from tests.root import need_root
 
 from .host import DEADLINE_S, PATCHED, Host, Session, until
 
@@ -544,14 +545,12 @@ def _unmount(path: Path) -> None:
 def test_without_room_for_the_state_nothing_is_touched_and_nothing_left(
     host: Host, size: str, step: str
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small tmpfs")
+    need_root("needs root to mount a small tmpfs")
     host.state.mkdir(mode=0o700)
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(host.state)], check=False
     )
-    if mount.returncode:
-        pytest.skip("mounting is not allowed here")
+    need_root("mounting is not allowed here", lambda: mount.returncode == 0)
     try:
         before = host.digest()
         session = host.rollout()
@@ -567,11 +566,9 @@ def test_without_room_for_the_state_nothing_is_touched_and_nothing_left(
 
 
 def test_a_read_only_venv_is_noticed_before_anything_is_touched(host: Host) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount")
+    need_root("needs root to mount")
     bind = subprocess.run(["mount", "--bind", str(host.site), str(host.site)], check=False)
-    if bind.returncode:
-        pytest.skip("mounting is not allowed here")
+    need_root("mounting is not allowed here", lambda: bind.returncode == 0)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(host.site)], check=True)
         session = host.rollout()

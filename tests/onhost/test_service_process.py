@@ -45,7 +45,9 @@ def test_a_supervised_service_starts_stops_and_leaves_nothing(lab: Lab) -> None:
     members = control.footprint().members
     assert len(members) == 2, "the server and its scheduler"
     assert all(os.getsid(pid) != os.getsid(0) for pid, _ in members), "it must outlive us"
-    assert "stop" in stopping.stop(ctx, control, limit_s=20, kill=False) or not port_open(lab.port)
+    said = stopping.stop(ctx, control, limit_s=20, kill=False)
+    assert said == f"2 processes ended, port {lab.port} is free"
+    assert not port_open(lab.port)
     assert not control.footprint().members and not control.active()
     assert control.alive() == (False, "it ended with exit status 0")
 

@@ -15,6 +15,7 @@ import pytest
 
 from ddtree_deploy.onhost.staging import overlay
 from ddtree_deploy.onhost.staging.stage import Wanted
+from tests.root import need_root
 
 from .host import PATCHED, Host
 
@@ -92,8 +93,7 @@ def _nobody_can_run(python: str) -> bool:
 def theirs(runner: bytes) -> Iterator[Host]:
     """A venv that belongs to `nobody`, in a folder that everybody can reach."""
     base = "/usr/bin/python3"
-    if os.geteuid() != 0 or not Path(base).exists() or not _nobody_can_run(base):
-        pytest.skip("needs root, and a Python that other users can run")
+    need_root("needs root, and a Python that other users can run", lambda: _nobody_can_run(base))
     root = Path(tempfile.mkdtemp(prefix="ddtree-test-"))
     root.chmod(0o755)
     made = Host(root, runner=runner, base=base)

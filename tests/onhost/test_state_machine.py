@@ -137,9 +137,17 @@ def test_the_machine_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
             machine.rollout({"a.py": "x = 2\n", "d.py": None, "new/f.txt": "x = 1\n"}, crash, False)
             if machine.dead:
                 machine.recovery(NEVER, False)
-            machine.before_or_after()
-    except AssertionError:
-        return
+            if half_done(machine):
+                return
     finally:
         machine.teardown()
     pytest.fail("nothing was noticed")
+
+
+def half_done(machine: AnySequence) -> bool:
+    """The invariant alone may fail here, not what leads to it."""
+    try:
+        machine.before_or_after()
+    except AssertionError:
+        return True
+    return False

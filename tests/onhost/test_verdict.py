@@ -35,7 +35,7 @@ def a_round(completed: int = 4, lens: tuple[int, ...] = (8, 8, 8, 8), error: str
         ([a_round()], "pass", "4 of 4 requests completed"),
         ([a_round(), a_round()], "pass", "in each of 2 rounds"),
         ([], "inconclusive", "no round"),
-        ([a_round(2, (8, 0, 8, 0), "T\n  x\nOSError: no")], "fail", "requests completed; first error: "),
+        ([a_round(2, (8, 0, 8, 0), "T\n  x\nOSError: no")], "fail", "completed; first error: OSError: no"),
         ([a_round(), a_round(3)], "fail", "round 2: 3 of 4"),
         ([a_round(4, (8, 8, 7, 8))], "fail", "7 instead of 8 tokens"),
     ],
@@ -68,3 +68,20 @@ def test_health_needs_n_of_m() -> None:
     assert verdict.health(2, 3, 3, ["prompt 3: hung"]) == Verdict(
         "fail", "2 of 3 prompts were answered with tokens, 3 are needed; prompt 3: hung"
     )
+
+
+def test_of_a_long_error_the_last_line_is_shown_as_far_as_it_fits() -> None:
+    (error,) = {
+        verdict.rounds_complete([a_round(2, (8, 8), text)], 4, 8).reason.split("first error: ")[1]
+        for text in ("x" * 300, "first\n" + "x" * 300 + "\n \n")
+    }
+    assert error == "x" * 200
+    assert "first error" not in verdict.rounds_complete([a_round(2, (8, 8))], 4, 8).reason
+
+
+@pytest.mark.parametrize(
+    ("values", "middle"),
+    [([], 0.0), ([3.0], 3.0), ([9.0, 1.0], 5.0), ([9.0, 1.0, 2.0], 2.0), ([1, 2, 4, 9], 3)],
+)
+def test_the_median_is_the_middle_of_the_ordered_values(values: list[float], middle: float) -> None:
+    assert verdict.median(values) == middle

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+# The payload too: what of it is plain Python is tested without an SGLang venv.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "payload")]
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["in_sglang_venv/*"]
 V1_WORKER = "lib/python3*/site-packages/sglang/srt/speculative/dflash_worker.py"
 if any(Path(os.environ.get("DDTREE_SGLANG_PYTHON", "/")).parent.parent.glob(V1_WORKER)):

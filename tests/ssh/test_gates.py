@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -180,7 +181,11 @@ def test_an_undecided_gate_holds_the_release_until_a_person_decides(serving: Box
     edit(serving, hold)
     done = serving.run("rollout", "box", "--yes")
     assert done.code == 7 and done.outcome["state"].startswith("new release held"), done
-    assert "not calibrated" in done.outcome["reason"] or "host" in done.outcome["reason"]
+    # The machine may be too busy for the calibration loop; that is said instead.
+    undecided = (
+        "not calibrated: the restart spread of this host is unknown|host changed|host not steady enough"
+    )
+    assert re.search(undecided, done.outcome["reason"]), done
     assert done.verdicts()["soak"] == "pass", "the gates after it are asked all the same"
     assert serving.algorithm() == "DDTREE"
     assert "held" in serving.plain("status", "box").stdout

@@ -54,6 +54,15 @@ def test_a_tie_is_counted_not_failed_up_to_the_allowed_share() -> None:
     assert "1 of 4 prompts part at a tie" in refused.reason
 
 
+def test_the_figures_count_equal_answers_and_tokens() -> None:
+    reference = [answer([1, 2, 3], gap=1e-6, prompt=str(i)) for i in range(4)]
+    candidate = [answer([1, 2, 3], prompt=str(i)) for i in range(3)] + [answer([1, 3, 7], prompt="3")]
+    figures = judge_tokens(reference, candidate, epsilon=1e-4).figures
+    assert (figures["prompts"], figures["tokens"], figures["equal"], figures["ties"]) == (4, 12, 3, 1)
+    missing = judge_tokens(reference, candidate[1:], epsilon=1e-4).figures
+    assert (missing["prompts"], missing["equal"]) == (4, 2)
+
+
 def test_a_close_race_that_a_third_token_wins_is_no_tie() -> None:
     verdict = judge_tokens(
         [answer([1, 2, 3], gap=1e-6)], [answer([1, 77, 3])], epsilon=1e-4, max_tie_share=1.0

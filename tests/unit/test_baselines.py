@@ -92,6 +92,26 @@ def test_a_port_that_accepts_less_or_steps_more_fails(tmp_path: Path) -> None:
     assert steps.reason.startswith("verify steps per token 0.200")
 
 
+def test_an_entry_without_steps_per_token_judges_the_accept_length_alone(tmp_path: Path) -> None:
+    """As all that are shipped."""
+    baseline = baselines.load(write(tmp_path, CHAIN, TREE))
+    chain = baselines.compare(measured(6.6, budget=0, steps_per_token=0.5), baseline)
+    assert (chain.verdict, len(chain.figures["judged"])) == ("pass", 1)
+    tree = baselines.compare(measured(9.0, steps_per_token=None), baseline)
+    assert (tree.verdict, len(tree.figures["judged"])) == ("pass", 1)
+    both = baselines.compare(measured(9.0, steps_per_token=0.111), baseline)
+    assert (both.verdict, len(both.figures["judged"])) == ("pass", 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-8B", "/models/Qwen3-8B/", "qwen3-8b//", "/a/b/QWEN3-8B", "Qwen3-8B"]
+)
+def test_a_model_is_known_by_the_last_part_of_its_path(tmp_path: Path, name: str) -> None:
+    baseline = baselines.load(write(tmp_path, TREE))
+    assert baselines.compare(measured(9.0, model=name), baseline).verdict == "pass"
+    assert baselines.compare(measured(9.0, model=f"{name}/other"), baseline).verdict == "inconclusive"
+
+
 def test_what_the_baseline_does_not_hold_is_inconclusive(tmp_path: Path) -> None:
     best = '{"dataset": "GSM8K", "best_of": [16, 32], "accept_length": 9.5}'
     baseline = baselines.load(write(tmp_path, TREE, CHAIN, best))

@@ -50,6 +50,9 @@ def entries(tmp_path: Path, *lines: str) -> list[kh.Entry]:
         (hashed("host"), "other", 22, False),
         ("|1|broken", "host", 22, False),
         ("|2|x|y", "host", 22, False),
+        (hashed("host").replace("|1|", "|2|"), "host", 22, False),
+        (hashed("host") + "|", "host", 22, False),
+        ("|1|x", "host", 22, False),
     ],
 )
 def test_names(tmp_path: Path, names: str, address: str, port: int, found: bool) -> None:
@@ -102,6 +105,13 @@ def test_the_algorithms_of_the_keys_on_file_are_asked_for_first(tmp_path: Path) 
 def test_the_fingerprint_is_openssh_s() -> None:
     line = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl github"
     assert kh.fingerprint(kh.blob(line)) == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
+
+
+@pytest.mark.parametrize("line", ["", "ssh-ed25519", "ssh-ed25519 !!!"])
+def test_a_line_without_a_key_is_no_public_key(line: str) -> None:
+    with pytest.raises(ValueError):
+        kh.blob(line)
+    assert kh.blob("ssh-ed25519 " + b64(ONE)) == ONE
 
 
 def test_accepting_replaces_the_host_s_own_lines_and_keeps_all_others(tmp_path: Path) -> None:

@@ -570,5 +570,9 @@ def test_timeouts_of_stop_and_start_follow_the_service(kit: Kit) -> None:
 
 
 def test_paths_are_those_that_the_host_reported(kit: Kit) -> None:
-    for target in kit.rollout().plan.targets:
-        assert target.path == path_of(target.ref)
+    found = kit.world.facts(HOST, kit.payload, contents=True)
+    elsewhere = {ref: replace(state, path=f"/real{state.path}") for ref, state in found.files.items()}
+    targets = kit.rollout(files=elsewhere).plan.targets
+    assert {t.ref for t in targets} >= {"sglang:srt/sched.py", "site:sglang_ddtree/plugin.py"}
+    for target in targets:
+        assert target.path == f"/real{path_of(target.ref)}"

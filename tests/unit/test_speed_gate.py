@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost.judge.speed import Measurements, Round, judge
-from ddtree_deploy.onhost.judge.stats import RestartSpread
+from ddtree_deploy.onhost.judge.stats import RestartSpread, shift_interval
 
 STUDY = Path(__file__).resolve().parents[2] / "benchmarks" / "gate_study.py"
 LOOP = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)
@@ -64,6 +64,32 @@ def test_a_round_is_read_from_the_client_s_own_result() -> None:
     del raw["total_output_tokens"]
     assert Round.of_client(raw, 160, 32, warmup=True) == Round(160, 160, 5120, 5120, 5.0, warmup=True)
     assert Round.of_client({}, 4, 8).void == "0 of 4 requests completed"
+
+
+@pytest.mark.parametrize(
+    ("made", "throughput", "void"),
+    [
+        (Round(1, 1, 8, 8, 0.0), 0.0, "nothing was generated"),
+        (Round(1, 1, 8, 8, 10.0), 0.8, ""),
+        (Round(1, 1, 8, 8, 0.5), 16.0, ""),
+        (Round(1, 1, 0, 0, 5.0), 0.0, "nothing was generated"),
+        (Round(1, 1, 0, 3, 2.0), 1.5, ""),
+    ],
+)
+def test_a_round_counts_however_slow_or_short_but_not_without_time_or_tokens(
+    made: Round, throughput: float, void: str
+) -> None:
+    assert (made.throughput, made.void) == (throughput, void)
+
+
+@pytest.mark.parametrize("n", [8, 6])
+def test_the_interval_is_widened_by_the_restarts_for_all_rounds_of_both_sides(n: int) -> None:
+    spread = RestartSpread(0.01, 6)
+    case = measured(before=rounds(sd=0.03, seed=1), after=rounds(sd=0.03, seed=2, n=n), restart=spread)
+    before, after = ([r.throughput for r in side[1:]] for side in (case.before, case.after))
+    alone = shift_interval(before, after)
+    wide = alone.widened(spread.half_width(alone.half_width, 8 + n))
+    assert judge(case).figures["interval"] == pytest.approx([math.exp(wide.low), math.exp(wide.high)])
 
 
 def test_figures_are_plain_json() -> None:

@@ -135,6 +135,36 @@ def test_the_predicted_half_width_is_the_mean_of_the_real_ones() -> None:
     assert sum(widths) / len(widths) == pytest.approx(predicted, rel=0.05)
 
 
+def test_three_rounds_a_side_resolve_nothing() -> None:
+    with pytest.raises(stats.TooFewRounds, match="3 and 3 rounds are too few"):
+        stats.expected_half_width(0.05, 3, 3)
+    with pytest.raises(stats.TooFewRounds):
+        stats.resolution([1.0, 1.1, 1.2], 0.95, None)
+    assert stats.resolution([1.0, 1.1, 1.2, 1.1], 0.5, None).half_width > 0
+
+
+def test_more_rounds_after_make_a_narrower_interval() -> None:
+    before = noisy(random.Random(1), 0.05)
+    as_many, more = stats.resolution(before, 0.9, None), stats.resolution(before, 0.9, None, rounds_after=16)
+    assert more.half_width < as_many.half_width
+    assert "8 + 8 rounds" in as_many.text and "8 + 16 rounds" in more.text
+
+
+def test_the_chance_of_a_pass_is_one_half_where_the_interval_is_as_wide_as_the_margin() -> None:
+    before = noisy(random.Random(1), 0.05)
+    for restart in (None, stats.RestartSpread(0.03, 8)):
+        found = stats.resolution(before, 0.9, restart)
+        assert 0 < found.chance < 1
+        edge = stats.resolution(before, found.smallest_ratio, restart)
+        assert edge.chance == pytest.approx(0.5)
+        assert stats.resolution(before, found.smallest_ratio * 0.99, restart).chance > 0.5
+
+
+def test_rounds_without_any_spread_decide_for_sure() -> None:
+    assert stats.resolution([5.0] * 8, 0.95, None).chance == 1.0
+    assert stats.resolution([5.0] * 8, 1.0, None).chance == 0.0
+
+
 def test_the_host_alarm() -> None:
     calm = stats.host_change([1.0, 1.01, 0.99, 1.0, 1.02], [1.0, 1.02, 1.01, 0.99, 1.0])
     assert calm is not None and not calm.alarm

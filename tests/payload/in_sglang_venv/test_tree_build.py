@@ -44,6 +44,25 @@ def test_the_three_row_example_comes_out_exactly(dtype):
     }
 
 
+def test_the_accepted_depth_is_that_of_the_last_accepted_node():
+    tree = build([[5, 4, 1], [4, 3, 2], [3, 2, 1]], 5)
+    accepted, bonus = follow_verified_tree(tree.child_maps, [0, 0, 0, 7, 8, 9])
+    assert accepted == [0, 1, 2, 3]
+    assert summarize_ddtree(tree, 5, accepted, bonus).accepted_path_depth == 3
+    assert summarize_ddtree(tree, 5, [0, 4], bonus).accepted_path_depth == 1
+    assert summarize_ddtree(tree, 5, [0], bonus).accepted_path_depth == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_candidates_of_every_dtype_that_a_draft_gives_are_taken(dtype):
+    """numpy has no bfloat16; halves are summed in float32."""
+    logps = torch.tensor([[-0.25, -1.5], [-0.5, -1.0]], dtype=dtype)
+    tree = build_ddtree_tree_from_topk(torch.tensor([[3, 4], [5, 6]]), logps, 3)
+    assert tree.node_token_ids.tolist() == [3, 5, 6]
+    assert tree.node_logws.dtype == torch.float32
+    assert tree.node_logws.tolist() == [-0.25, -0.75, -1.25]
+
+
 def test_the_two_row_example_comes_out_exactly():
     tree = build([[5, 4, 1], [4, 2, 1]], 4)
     assert len(tree.parents) == 5
@@ -176,6 +195,8 @@ def test_a_padded_vocabulary_carries_no_mass():
         ([[1, 1]], [[-1.0, -2.0]], "repeats"),
         ([[1, 2]], [[0.5, -1.0]], "above 0"),
         ([[1, 2, 3]], [[-1.0, -2.0]], "shape"),
+        ([1, 2], [-1.0, -2.0], "shape"),
+        ([[[1, 2]]], [[[-1.0, -2.0]]], "shape"),
     ],
 )
 def test_malformed_candidates_are_refused(ids, logps, message):

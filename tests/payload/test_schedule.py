@@ -1,4 +1,4 @@
-"""The budget by load: what a schedule says, and what is no schedule."""
+"""The budget by load: what a schedule says, and what is no schedule. Plain Python: it runs without torch."""
 
 import pytest
 from sglang_ddtree.budget_schedule import TreeShape, parse_budget_schedule, tree_shape, tree_shapes
@@ -11,6 +11,7 @@ def test_the_budget_is_that_of_the_last_batch_size_reached():
     assert [schedule.budget_at(size) for size in (1, 3, 4, 15, 16, 500)] == [64, 64, 32, 32, 0, 0]
     assert schedule.largest_budget == 64
     assert parse_budget_schedule(" 1 : 5 ") == ((1, 5),)
+    assert parse_budget_schedule("1:1").budget_at(9) == 1, "the smallest tree"
 
 
 def test_a_budget_of_zero_is_the_drafts_chain():
