@@ -6,17 +6,19 @@ import json
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
-from ddtree_deploy.commands import evidence, gates_cli, sandbox
-from ddtree_deploy.commands.options import Hosts, Json, Target, Yes
+from ddtree_deploy.commands import evidence, gates, inspect, recover, sandbox, sweep
+from ddtree_deploy.commands.failures import complain, error_event
+from ddtree_deploy.commands.run import rollback, rollout
 from ddtree_deploy.errors import DeployError, Interrupted
+from ddtree_deploy.inputs.payload import digest_lines
 from ddtree_deploy.running import next_command
-from ddtree_deploy.text import safe, shortened
 
 app = typer.Typer(
     name="ddtree-deploy",
@@ -28,22 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-AnyTarget = Annotated[str | None, typer.Argument(help="A host or a group of hosts.yaml.", show_default=False)]
-PayloadDir = Annotated[
-    Path | None, typer.Option("--payload", metavar="DIR", help="The payload (default: payload).")
-]
-PlaybookFile = Annotated[
-    Path | None,
-    typer.Option("--playbook", metavar="FILE", help="The steps (default: playbooks/ACTION.yaml)."),
-]
-AcceptDrift = Annotated[
-    bool,
-    typer.Option(
-        "--accept-drift",
-        help="Replace files that are neither upstream's nor ours; they are kept in the backup.",
-    ),
-]
 
 
 def _version(wanted: bool) -> None:
@@ -63,171 +49,27 @@ def _top(
     pass
 
 
-@app.command()
-def rollout(  # noqa: PLR0917
-    target: Target,
-    playbook: PlaybookFile = None,
-    payload: PayloadDir = None,
-    hosts: Hosts = None,
-    accept_drift: AcceptDrift = False,
-    yes: Yes = False,
-    json_lines: Json = False,
-) -> None:
-    """Bring the payload onto hosts, through every gate; a failed gate puts the host back as it was."""
-    from ddtree_deploy.commands import run
-
-    code = run.rollout(
-        target,
-        hosts=hosts,
-        payload=payload,
-        playbook=playbook,
-        accept_drift=accept_drift,
-        yes=yes,
-        json_lines=json_lines,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def rollback(  # noqa: PLR0917
-    target: AnyTarget = None,
-    to: Annotated[
-        str, typer.Option("--to", metavar="RELEASE", help="A release (see `releases`), or `base`.")
-    ] = "",
-    playbook: PlaybookFile = None,
-    hosts: Hosts = None,
-    accept_drift: AcceptDrift = False,
-    yes: Yes = False,
-    json_lines: Json = False,
-) -> None:
-    """Go back to what the last rollout found. Without TARGET: on the hosts of the last rollout from here."""
-    from ddtree_deploy.commands import run
-
-    code = run.rollback(
-        target,
-        hosts=hosts,
-        playbook=playbook,
-        to=to,
-        accept_drift=accept_drift,
-        yes=yes,
-        json_lines=json_lines,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def plan(  # noqa: PLR0917
-    target: Target,
-    playbook: PlaybookFile = None,
-    payload: PayloadDir = None,
-    hosts: Hosts = None,
-    accept_drift: AcceptDrift = False,
-    json_lines: Json = False,
-) -> None:
-    """Show what a rollout would change: files with their diffs, launch command, steps. Touches nothing."""
-    from ddtree_deploy.commands import look
-
-    code = look.plan(
-        target,
-        hosts=hosts,
-        payload=payload,
-        playbook=playbook,
-        accept_drift=accept_drift,
-        json_lines=json_lines,
-        say=typer.echo,
-        warn=_complain,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def status(
-    target: AnyTarget = None,
-    payload: PayloadDir = None,
-    hosts: Hosts = None,
-    json_lines: Json = False,
-) -> None:
-    """Show release, live files (base, ours, foreign), service and lock. Without TARGET: of all hosts."""
-    from ddtree_deploy.commands import look
-
-    code = look.status(
-        target, hosts=hosts, payload=payload, json_lines=json_lines, say=typer.echo, warn=_complain
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_lines: Json = False) -> None:
-    """Show each live file as base, ours (of a release) or foreign, with a diff. Exit 6 if one has moved."""
-    from ddtree_deploy.commands import look
-
-    code = look.drift(
-        target, hosts=hosts, payload=payload, json_lines=json_lines, say=typer.echo, warn=_complain
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-def releases(target: Target, hosts: Hosts = None, json_lines: Json = False) -> None:
-    """List what was rolled out on a host: time, digest, who, verdict, and where `rollback --to` can go."""
-    from ddtree_deploy.commands import look
-
-    code = look.releases(target, hosts=hosts, json_lines=json_lines, say=typer.echo, warn=_complain)
-    raise typer.Exit(code)
-
-
-@app.command()
-def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> None:
-    """Follow the run that is on a host now, to its verdict."""
-    from ddtree_deploy.commands import mend
-
-    raise typer.Exit(mend.attach(target, hosts=hosts, json_lines=json_lines))
-
-
-@app.command()
-def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> None:
-    """Finish or undo what a dead run left on a host."""
-    from ddtree_deploy.commands import mend
-
-    raise typer.Exit(mend.recover(target, hosts=hosts, json_lines=json_lines))
-
-
-@app.command()
-def unlock(
-    target: Target,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="End the run that holds the host: asked to undo; after --wait killed and recovered.",
-        ),
-    ] = False,
-    wait: Annotated[
-        int, typer.Option("--wait", metavar="SECONDS", min=1, help="How long its own undo may take.")
-    ] = 600,
-    hosts: Hosts = None,
-    json_lines: Json = False,
-) -> None:
-    """Show who holds a host, since when, at which step; with --force, end that run."""
-    from ddtree_deploy.commands import mend
-
-    code = mend.unlock(target, hosts=hosts, force=force, patience_s=wait, json_lines=json_lines)
-    raise typer.Exit(code)
-
-
-@app.command()
-def trust(
-    target: Target,
-    fingerprint: Annotated[
-        str | None,
-        typer.Option("--fingerprint", metavar="SHA256:...", help="Accept this key, and no other."),
-    ] = None,
-    hosts: Hosts = None,
-) -> None:
-    """Put a host's SSH key into its known_hosts file, after it was compared."""
-    from ddtree_deploy.commands import mend
-
-    raise typer.Exit(mend.trust(target, hosts=hosts, fingerprint=fingerprint))
+COMMANDS: tuple[Callable[..., int], ...] = (
+    rollout,
+    rollback,
+    inspect.plan,
+    inspect.status,
+    inspect.drift,
+    inspect.releases,
+    recover.attach,
+    recover.recover,
+    recover.unlock,
+    recover.trust,
+)
+GATES: tuple[Callable[..., int], ...] = (
+    gates.verify,
+    gates.bench,
+    gates.calibrate,
+    gates.confirm,
+    sweep.sweep,
+)
+for command in COMMANDS:
+    app.command()(command)
 
 
 @app.command("payload-digest")
@@ -238,12 +80,15 @@ def payload_digest(
     ],
 ) -> None:
     """Print the lines `base:` and `result:` that payload.yaml needs for a patch of an upstream file."""
-    from ddtree_deploy.inputs.payload import digest_lines
-
     typer.echo(digest_lines(patch, upstream), nl=False)
 
 
-gates_cli.register(app)
+for command in GATES:
+    app.command()(command)
+golden = typer.Typer(help="Greedy answers of a server known to be right.", no_args_is_help=True)
+golden.callback()(lambda: None)  # with one command only, it would be that command
+golden.command("record")(gates.record_golden)
+app.add_typer(golden, name="golden")
 evidence.register(app)
 sandbox.register(app)
 
@@ -259,14 +104,12 @@ def run(arguments: list[str] | None = None) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except DeployError as error:
-        _complain(error.render())
+        complain(error.render())
         if "--json" in words:
-            from ddtree_deploy.commands.look import error_event
-
             typer.echo(json.dumps(error_event(error)))
         return error.exit_code
     except (KeyboardInterrupt, EOFError):
-        _complain(Interrupted("interrupted", state="nothing was touched").render())
+        complain(Interrupted("interrupted", state="nothing was touched").render())
         return Interrupted.exit_code
     except (BrokenPipeError, SystemExit):  # rich makes the one of the other; nothing else raises that here
         # Whoever read our output (head, less) has gone; the flush at exit must not complain.
@@ -286,7 +129,7 @@ def _usage(error: Any) -> int:
         return 2
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "ddtree-deploy"
-    _complain(f"{message.rstrip('.')}; nothing was touched; next: {command} --help")
+    complain(f"{message.rstrip('.')}; nothing was touched; next: {command} --help")
     return 2
 
 
@@ -296,12 +139,8 @@ def _bug(error: Exception) -> int:
     ) as log:
         log.write(f"ddtree-deploy {sys.argv[1:]}\nPython {sys.version}\n\n{traceback.format_exc()}")
     what = str(error).strip().splitlines()
-    _complain(
+    complain(
         f"unexpected {type(error).__name__}: {what[0] if what else 'no message'}; this is a bug, the "
         f"traceback is in {log.name}; next: ddtree-deploy status (a run that had begun goes on by itself)"
     )
     return 1
-
-
-def _complain(line: str) -> None:
-    print(f"ddtree-deploy: {shortened(safe(next_command.typed(line), 100_000))}", file=sys.stderr, flush=True)

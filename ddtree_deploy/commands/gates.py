@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
 from ddtree_deploy.errors import GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.inputs.playbook import Playbook, Step
@@ -36,9 +39,21 @@ RESTART_S = 3600.0  # of a large model, with its rounds; the step's limit is so 
 
 
 def verify(
-    target: str, *, hosts: Path | None, playbook: Path | None, golden_file: Path | None, json_lines: bool
+    target: Target,
+    playbook: Annotated[
+        Path | None,
+        typer.Option("--playbook", metavar="FILE", help="The gates (default: playbooks/verify.yaml)."),
+    ] = None,
+    golden_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--golden", metavar="FILE", help="What tokens are compared with (default: of `golden record`)."
+        ),
+    ] = None,
+    hosts: Hosts = None,
+    json_lines: Json = False,
 ) -> int:
-    """All gates on the service as it runs. Returns the exit code."""
+    """Ask the running service through every gate. Nothing is installed, stopped or started."""
     inventory = inputs.load_hosts(hosts)
     book = inputs.load_playbook(playbook, "verify")
 
@@ -50,8 +65,8 @@ def verify(
     return run(inventory, target, book, make, json_lines).exit_code
 
 
-def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines: bool) -> int:
-    """SGLang's own client on the service as it runs, with the rounds of the rollout's baseline."""
+def bench(target: Target, playbook: Measuring = None, hosts: Hosts = None, json_lines: Json = False) -> int:
+    """Measure the running service: greedy counters, then rounds of SGLang's own benchmark client."""
     inventory = inputs.load_hosts(hosts)
     book = measuring(playbook, inventory.resolve(target), "bench")
 
@@ -62,9 +77,16 @@ def bench(target: str, *, hosts: Path | None, playbook: Path | None, json_lines:
 
 
 def record_golden(
-    target: str, *, hosts: Path | None, playbook: Path | None, output: Path | None, json_lines: bool
+    target: Target,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="[default: .ddtree-deploy/golden/HOST.json]"),
+    ] = None,
+    playbook: Measuring = None,
+    hosts: Hosts = None,
+    json_lines: Json = False,
 ) -> int:
-    """Keep the greedy answers of the service as it runs. Returns the exit code."""
+    """Record what the running service says, token by token; ask one that is known to be right."""
     inventory = inputs.load_hosts(hosts)
     chosen = inventory.resolve(target)
     if output is not None and len(chosen) > 1:
@@ -107,16 +129,15 @@ def _keep(inventory: Inventory, host: Host, outcome: Outcome, output: Path | Non
     return f"{path}: {len(data['texts'])} prompts {logs}; epsilon {data['epsilon']:.2g}; {who}"
 
 
-def calibrate(
-    target: str,
-    *,
-    hosts: Path | None,
-    playbook: Path | None,
-    restarts: int,
-    yes: bool,
-    json_lines: bool,
+def calibrate(  # noqa: PLR0917
+    target: Target,
+    restarts: Annotated[int, typer.Option("--restarts", metavar="N", help="At least 6.")] = 6,
+    playbook: Measuring = None,
+    hosts: Hosts = None,
+    yes: Yes = False,
+    json_lines: Json = False,
 ) -> int:
-    """Restart the unchanged service so many times, measure after each, keep the spread on the host."""
+    """Restart the unchanged service N times and keep how much its speed differs, for the benchmark gate."""
     if restarts < MIN_RESTARTS:
         raise InputError(f"{restarts} restarts say too little, {MIN_RESTARTS} are needed", field="--restarts")
     inventory = inputs.load_hosts(hosts)
@@ -136,8 +157,8 @@ def calibrate(
     return run(inventory, target, book, make, json_lines, ask=not yes).exit_code
 
 
-def confirm(target: str, *, hosts: Path | None, json_lines: bool) -> int:
-    """A held release is good. Returns the exit code; 0 with a word where none is held."""
+def confirm(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
+    """Call the release good that a rollout left held, because a gate could not decide."""
     inventory = inputs.load_hosts(hosts)
     steps = (_step("lock"), _step("confirm"), _step("unlock"))
     book = Playbook(inventory.file, "confirm", "confirm", steps)

@@ -6,14 +6,12 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddtree_deploy.errors import InputError
-
-if TYPE_CHECKING:  # they are slow to import, and `--help` needs none of them
-    from ddtree_deploy.inputs.inventory import Host, Inventory
-    from ddtree_deploy.inputs.payload import Payload
-    from ddtree_deploy.inputs.playbook import Playbook
+from ddtree_deploy.inputs import inventory, payload, playbook
+from ddtree_deploy.inputs.inventory import Host, Inventory
+from ddtree_deploy.inputs.payload import Payload
+from ddtree_deploy.inputs.playbook import Playbook
 
 HOSTS = Path("hosts.yaml")
 PAYLOAD = Path("payload")
@@ -22,15 +20,11 @@ PLAYBOOKS = Path("playbooks")
 
 def load_hosts(given: Path | None) -> Inventory:
     """hosts.yaml. Raises InputError, naming the flag where the default is missing."""
-    from ddtree_deploy.inputs import inventory
-
     return inventory.load(_existing(given, HOSTS, "--hosts FILE"))
 
 
 def load_payload(given: Path | None) -> Payload:
     """The payload folder."""
-    from ddtree_deploy.inputs import payload
-
     return payload.load(_existing(given, PAYLOAD, "--payload DIR"))
 
 
@@ -48,8 +42,6 @@ def load_rollout(given: Path | None, hosts: Iterable[Host]) -> Playbook:
 
 def load_playbook(given: Path | None, action: str) -> Playbook:
     """The playbook: playbooks/ACTION.yaml unless another is named; for another action: InputError."""
-    from ddtree_deploy.inputs import playbook
-
     book = playbook.load(_existing(given, PLAYBOOKS / f"{action}.yaml", "--playbook FILE"))
     playbook.expect_action(book, action)
     return book

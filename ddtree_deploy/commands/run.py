@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.options import (
+    AcceptDrift,
+    AnyTarget,
+    Hosts,
+    Json,
+    PayloadDir,
+    PlaybookFile,
+    Target,
+    Yes,
+)
 from ddtree_deploy.console import View
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.planning.changes import ChangeSet, render
@@ -17,17 +28,16 @@ from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.rollout import Job
 
 
-def rollout(
-    target: str,
-    *,
-    hosts: Path | None,
-    payload: Path | None,
-    playbook: Path | None,
-    accept_drift: bool,
-    yes: bool,
-    json_lines: bool,
+def rollout(  # noqa: PLR0917
+    target: Target,
+    playbook: PlaybookFile = None,
+    payload: PayloadDir = None,
+    hosts: Hosts = None,
+    accept_drift: AcceptDrift = False,
+    yes: Yes = False,
+    json_lines: Json = False,
 ) -> int:
-    """Roll the payload out to the hosts of `target`. Returns the exit code."""
+    """Bring the payload onto hosts, through every gate; a failed gate puts the host back as it was."""
     inventory = inputs.load_hosts(hosts)
     chosen = inventory.resolve(target)
     book = inputs.load_rollout(playbook, chosen)
@@ -46,17 +56,18 @@ def rollout(
     )
 
 
-def rollback(
-    target: str | None,
-    *,
-    hosts: Path | None,
-    playbook: Path | None,
-    to: str,
-    accept_drift: bool,
-    yes: bool,
-    json_lines: bool,
+def rollback(  # noqa: PLR0917
+    target: AnyTarget = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="RELEASE", help="A release (see `releases`), or `base`.")
+    ] = "",
+    playbook: PlaybookFile = None,
+    hosts: Hosts = None,
+    accept_drift: AcceptDrift = False,
+    yes: Yes = False,
+    json_lines: Json = False,
 ) -> int:
-    """Go back on the hosts of `target`, or of the last rollout made from here. Returns the exit code."""
+    """Go back to what the last rollout found. Without TARGET: on the hosts of the last rollout from here."""
     inventory = inputs.load_hosts(hosts)
     runs: dict[str, str] = {}
     if target is None:

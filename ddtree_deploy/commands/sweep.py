@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ddtree_deploy.commands import gates, inputs
+from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
@@ -19,22 +22,31 @@ from ddtree_deploy.report import bundle
 HEADER = ("concurrency", "budget", "tokens/s", "x chain", "interval", "accept length", "TTFT, ms", "TPOT, ms")
 
 
-def sweep(
-    target: str,
-    *,
-    hosts: Path | None,
-    playbook: Path | None,
-    budgets: str,
-    concurrency: str,
-    passes: int,
-    rounds: int,
-    apply: bool,
-    fresh: bool,
-    output: Path | None,
-    yes: bool,
-    json_lines: bool,
+def sweep(  # noqa: PLR0917
+    target: Target,
+    budgets: Annotated[str, typer.Option("--budgets", metavar="N,N,...", help="Tree budgets to try.")],
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", metavar="N,N,...", help="Requests at a time.")
+    ] = "4",
+    passes: Annotated[int, typer.Option("--passes", min=1, max=20, help="Restarts with each budget.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds after each restart.")] = 4,
+    apply: Annotated[
+        bool,
+        typer.Option("--apply", help="Leave the service with what is best for the first concurrency."),
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget what an earlier sweep that was ended has measured.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The plots. [default: sweep-RUN.html]"),
+    ] = None,
+    playbook: Measuring = None,
+    hosts: Hosts = None,
+    yes: Yes = False,
+    json_lines: Json = False,
 ) -> int:
-    """Restart the service with each budget and the chain, measure, print the table. Returns the exit code."""
+    """Restart the service with each budget and the chain, measure, and say which is best at which load."""
     tried, loads = numbers(budgets, "--budgets", 1, 4096), numbers(concurrency, "--concurrency", 1, 100_000)
     inventory = inputs.load_hosts(hosts)
     (host,) = one(inventory.resolve(target))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy import cli, errors
-from ddtree_deploy.commands import inputs, look, run
+from ddtree_deploy.commands import inputs, run
 from ddtree_deploy.console import PlainView
 from ddtree_deploy.running import outcome
 from ddtree_deploy.running.fleet import FleetOutcome
@@ -120,7 +120,7 @@ def test_an_unexpected_error_is_one_line_and_a_log_with_the_traceback(
     def broken(*_: object, **__: object) -> int:
         raise RuntimeError("odd\nmore")
 
-    monkeypatch.setattr(look, "status", broken)
+    monkeypatch.setattr(inputs, "load_hosts", broken)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     assert cli.run(["status"]) == 1
     line = one_line(capsys)
@@ -145,7 +145,7 @@ def test_errors_of_commands_become_exit_codes(
     def broken(*_: object, **__: object) -> int:
         raise error
 
-    monkeypatch.setattr(look, "status", broken)
+    monkeypatch.setattr(inputs, "load_hosts", broken)
     monkeypatch.setattr("sys.stdout", open("/dev/null", "w"))  # noqa: PTH123, SIM115
     assert cli.run(["status"]) == code
 

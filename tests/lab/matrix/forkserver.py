@@ -17,14 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import ddtree_deploy.cli
-import ddtree_deploy.commands.look
-import ddtree_deploy.commands.mend
-import ddtree_deploy.commands.run
-import ddtree_deploy.planning.plan
-import ddtree_deploy.running.rollout
-import ddtree_deploy.running.status
-import ddtree_deploy.ssh  # noqa: F401
+import ddtree_deploy.cli  # noqa: F401
 from ddtree_deploy import entry
 from ddtree_deploy.running import zipapp
 from tests.lab import net

@@ -1,4 +1,4 @@
-"""plan and status: what would change, and what is. Both only read."""
+"""plan, status, drift, releases: what would change, and what is. They only read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+
+import typer
 
 from ddtree_deploy import ssh
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.failures import complain, error_event
+from ddtree_deploy.commands.options import (
+    AcceptDrift,
+    AnyTarget,
+    Hosts,
+    Json,
+    PayloadDir,
+    PlaybookFile,
+    Target,
+)
 from ddtree_deploy.errors import DeployError, DriftError, gravest
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
@@ -22,25 +32,20 @@ from ddtree_deploy.planning.assemble import RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.planning.plan import make_rollout
-from ddtree_deploy.running import next_command, releases_report
+from ddtree_deploy.running import releases_report
 from ddtree_deploy.running.remote import ask_facts
 from ddtree_deploy.running.status import describe, lines_of
 
-Say = Callable[[str], None]
 
-
-def plan(
-    target: str,
-    *,
-    hosts: Path | None,
-    payload: Path | None,
-    playbook: Path | None,
-    accept_drift: bool,
-    json_lines: bool,
-    say: Say,
-    warn: Say,
+def plan(  # noqa: PLR0917
+    target: Target,
+    playbook: PlaybookFile = None,
+    payload: PayloadDir = None,
+    hosts: Hosts = None,
+    accept_drift: AcceptDrift = False,
+    json_lines: Json = False,
 ) -> int:
-    """Print what a rollout would change on each host, also after one that fails; returns the gravest code."""
+    """Show what a rollout would change: files with their diffs, launch command, steps. Touches nothing."""
     chosen = inputs.load_hosts(hosts).resolve(target)
     book = inputs.load_rollout(playbook, chosen)
     load = inputs.load_payload(payload)
@@ -48,14 +53,14 @@ def plan(
     def one(host: Host) -> int:
         changes, drift = _changes(known_of(host, load, contents=True), load, book, accept_drift)
         if json_lines:
-            say(json.dumps({"e": "changes", "host": host.name, "run": "", **asdict(changes)}))
+            typer.echo(json.dumps({"e": "changes", "host": host.name, "run": "", **asdict(changes)}))
         else:
-            say(render(changes))
+            typer.echo(render(changes))
         if drift is not None:
             raise drift
         return 0
 
-    return _each(chosen, one, json_lines, say, warn)
+    return _each(chosen, one, json_lines)
 
 
 def _changes(
@@ -74,15 +79,9 @@ def _changes(
 
 
 def status(
-    target: str | None,
-    *,
-    hosts: Path | None,
-    payload: Path | None,
-    json_lines: bool,
-    say: Say,
-    warn: Say,
+    target: AnyTarget = None, payload: PayloadDir = None, hosts: Hosts = None, json_lines: Json = False
 ) -> int:
-    """Print release, live files, service and lock of each host. Without a target: of all hosts."""
+    """Show release, live files (base, ours, foreign), service and lock. Without TARGET: of all hosts."""
     inventory = inputs.load_hosts(hosts)
     chosen = inventory.resolve(target) if target else list(inventory.hosts.values())
     # Without a payload the files of the installed release can still be judged.
@@ -91,18 +90,16 @@ def status(
     def one(host: Host) -> int:
         data = describe(known_of(host, load), load)
         if json_lines:
-            say(json.dumps({"e": "status", "host": host.name, "run": "", **data}))
+            typer.echo(json.dumps({"e": "status", "host": host.name, "run": "", **data}))
         else:
-            say("\n".join(lines_of(host.name, data)))
+            typer.echo("\n".join(lines_of(host.name, data)))
         return 0
 
-    return _each(chosen, one, json_lines, say, warn)
+    return _each(chosen, one, json_lines)
 
 
-def drift(
-    target: str, *, hosts: Path | None, payload: Path | None, json_lines: bool, say: Say, warn: Say
-) -> int:
-    """Print each live file as base, ours or foreign, with the differences. Returns 6 where one has moved."""
+def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_lines: Json = False) -> int:
+    """Show each live file as base, ours (of a release) or foreign, with a diff. Exit 6 if one has moved."""
     chosen = inputs.load_hosts(hosts).resolve(target)
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
@@ -111,9 +108,11 @@ def drift(
         moved = [f.ref for f in files if f.moved]
         if json_lines:
             listed = [asdict(f) for f in files]
-            say(json.dumps({"e": "drift", "host": host.name, "run": "", "moved": moved, "files": listed}))
+            typer.echo(
+                json.dumps({"e": "drift", "host": host.name, "run": "", "moved": moved, "files": listed})
+            )
         else:
-            say("\n".join(drift_report.lines_of(host.name, files)))
+            typer.echo("\n".join(drift_report.lines_of(host.name, files)))
         if moved:
             raise DriftError(
                 f"{len(moved)} live files are not what the release or upstream put there: "
@@ -125,11 +124,11 @@ def drift(
             )
         return 0
 
-    return _each(chosen, one, json_lines, say, warn)
+    return _each(chosen, one, json_lines)
 
 
-def releases(target: str, *, hosts: Path | None, json_lines: bool, say: Say, warn: Say) -> int:
-    """Print what was rolled out on each host: time, digest, who, verdict, and what can be gone back to."""
+def releases(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
+    """List what was rolled out on a host: time, digest, who, verdict, and where `rollback --to` can go."""
     chosen = inputs.load_hosts(hosts).resolve(target)
 
     def one(host: Host) -> int:
@@ -137,16 +136,16 @@ def releases(target: str, *, hosts: Path | None, json_lines: bool, say: Say, war
         rows, back = releases_report.rows(known), going_back.targets(known.facts)
         if json_lines:
             listed = [asdict(row) for row in rows]
-            say(
+            typer.echo(
                 json.dumps(
                     {"e": "releases", "host": host.name, "run": "", "back_to": back, "releases": listed}
                 )
             )
         else:
-            say("\n".join(releases_report.lines_of(host.name, rows, back)))
+            typer.echo("\n".join(releases_report.lines_of(host.name, rows, back)))
         return 0
 
-    return _each(chosen, one, json_lines, say, warn)
+    return _each(chosen, one, json_lines)
 
 
 def known_of(host: Host, payload: Payload | None, *, contents: bool = False) -> Known:
@@ -155,7 +154,7 @@ def known_of(host: Host, payload: Payload | None, *, contents: bool = False) -> 
         return Known(host, ask_facts(link, host, facts_request(host, payload, contents=contents)))
 
 
-def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool, say: Say, warn: Say) -> int:
+def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool) -> int:
     """Do `one` on every host; an error is printed and does not keep the others from their turn."""
     codes = []
     for host in hosts:
@@ -165,23 +164,9 @@ def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool, say: 
             error.host = error.host or host.name
             codes.append(error.exit_code)
             if json_lines:
-                say(json.dumps(error_event(error)))
-            warn(error.render())
+                typer.echo(json.dumps(error_event(error)))
+            complain(error.render())
     return gravest(codes)
-
-
-def error_event(error: DeployError) -> dict[str, Any]:
-    """An error as an event of `--json`."""
-    return {
-        "e": "error",
-        "host": error.host,
-        "run": "",
-        "exit": error.exit_code,
-        "step": error.stage,
-        "reason": error.message,
-        "state": error.state,
-        "next": next_command.typed(error.next_command),
-    }
 
 
 def _who() -> str:

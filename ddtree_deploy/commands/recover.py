@@ -1,12 +1,15 @@
-"""attach, recover, trust: what is typed when a run, a host or its key was lost sight of."""
+"""attach, recover, unlock, trust: what is typed when a run, a host or its key was lost sight of."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from ddtree_deploy import console, ssh
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.options import Hosts, Json, Target
 from ddtree_deploy.errors import DeployError, GateFailed, InputError, LockedError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts
@@ -23,11 +26,9 @@ from ddtree_deploy.running.rollout import Emitter, Session, of_end
 from ddtree_deploy.ssh import known_hosts
 
 
-def attach(target: str, *, hosts: Path | None, json_lines: bool) -> int:
-    """Follow the run that holds the host, or tell how the last one from here ended. Returns its exit code.
-
-    The record of a run whose end was not seen here is completed.
-    """
+def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
+    """Follow the run that is on a host now, to its verdict."""
+    # Without one: tells how the last one from here ended. A record whose end was not seen is completed.
     inventory = inputs.load_hosts(hosts)
     host = _single(inventory.resolve(target), "attach")
     record = Record(inventory.file)
@@ -95,8 +96,8 @@ def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:
     return run
 
 
-def recover(target: str, *, hosts: Path | None, json_lines: bool) -> int:
-    """Finish or undo, on the host, what a dead run left behind. Returns 0, or 3 when a person is needed."""
+def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
+    """Finish or undo what a dead run left on a host."""
     host = _single(inputs.load_hosts(hosts).resolve(target), "recover")
     view = console.choose(json_lines)
     emit = Emitter(view, host.name)
@@ -117,8 +118,22 @@ def recover(target: str, *, hosts: Path | None, json_lines: bool) -> int:
     return outcome.exit_code
 
 
-def unlock(target: str, *, hosts: Path | None, force: bool, patience_s: float, json_lines: bool) -> int:
-    """Say who holds a host; with `force`, end that run on the host. Returns 0 when the lock is free."""
+def unlock(
+    target: Target,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="End the run that holds the host: asked to undo; after --wait killed and recovered.",
+        ),
+    ] = False,
+    wait: Annotated[
+        int, typer.Option("--wait", metavar="SECONDS", min=1, help="How long its own undo may take.")
+    ] = 600,
+    hosts: Hosts = None,
+    json_lines: Json = False,
+) -> int:
+    """Show who holds a host, since when, at which step; with --force, end that run."""
     host = _single(inputs.load_hosts(hosts).resolve(target), "unlock")
     view = console.choose(json_lines)
     emit = Emitter(view, host.name)
@@ -130,7 +145,7 @@ def unlock(target: str, *, hosts: Path | None, force: bool, patience_s: float, j
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})
-            outcome = unlocking.force(host, link, facts, patience_s, emit)
+            outcome = unlocking.force(host, link, facts, wait, emit)
         else:
             outcome = Outcome(host.name, "unlock", 0, verdict="pass", state=STATE_UNTOUCHED)
             outcome.reason = "nobody holds the host"
@@ -143,8 +158,15 @@ def unlock(target: str, *, hosts: Path | None, force: bool, patience_s: float, j
     return outcome.exit_code
 
 
-def trust(target: str, *, hosts: Path | None, fingerprint: str | None) -> int:
-    """Put the key that a host offers on file, if its fingerprint is the one given or confirmed."""
+def trust(
+    target: Target,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option("--fingerprint", metavar="SHA256:...", help="Accept this key, and no other."),
+    ] = None,
+    hosts: Hosts = None,
+) -> int:
+    """Put a host's SSH key into its known_hosts file, after it was compared."""
     host = _single(inputs.load_hosts(hosts).resolve(target), "trust")
     kind, key = ssh.offered_key(host)
     seen = known_hosts.fingerprint(key)
