@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..context import Context, StepFailed
 from ..programs import bounded
-from . import proc
+from . import command_line, proc
 
 ASK_S = 20.0
 EVERY_S = 0.5
@@ -66,13 +66,8 @@ def used_by(pids: Iterable[int]) -> set[str]:
 
 def fraction_of(argv: list[str]) -> float:
     """The share of each GPU that a server takes, by SGLang's `--mem-fraction-static`; 0: it is not said."""
-    value = ""
-    for i, word in enumerate(argv):
-        name, equals, text = word.partition("=")
-        if name == "--mem-fraction-static":
-            value = text if equals else "".join(argv[i + 1 : i + 2])
     try:
-        return float(value) if value else 0.0
+        return float((command_line.values_of(argv, "mem-fraction-static") or ["0"])[0])
     except ValueError:
         return 0.0
 
