@@ -45,6 +45,12 @@ def users() -> list[tuple[str, int, int]]:
     ]
 
 
+def used() -> int:
+    """MiB in use over all GPUs; -1 where nvidia-smi is not there or does not answer."""
+    rows = _ask("--query-gpu=memory.used")
+    return sum(int(row[0]) for row in rows if row[0].isdigit()) if rows else -1
+
+
 def _ask(query: str) -> list[list[str]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
