@@ -8,7 +8,6 @@
     +-- DriftError          6   live files are foreign, no variant fits, or the host has moved
     +-- GateFailed          1   a gate failed; the host is as it was before
     +-- RollbackIncomplete  3   undo did not reach the recorded state; a person is needed
-    +-- Inconclusive        7   a gate could not decide
     +-- ContactLost         8   the connection is gone, the host goes on by itself
     +-- Interrupted       130   Ctrl-C or SIGTERM; the host is as it was before
 
@@ -112,12 +111,6 @@ class RollbackIncomplete(DeployError):
     """An undo did not reach the recorded state."""
 
     exit_code = 3
-
-
-class Inconclusive(DeployError):
-    """A gate could not decide; inconclusive never passes."""
-
-    exit_code = 7
 
 
 class ContactLost(DeployError):

@@ -28,7 +28,7 @@ class Difference:
 
 
 def compare(one: dict[str, Any], two: dict[str, Any]) -> list[Difference]:
-    """Differences in the order of SECTIONS; empty when nothing differs but run, time and speed within 0.5
+    """Differences in the order of _SECTIONS; empty when nothing differs but run, time and speed within 0.5
     %."""
     found: list[Difference] = []
     for section, fields in _SECTIONS.items():
@@ -132,7 +132,6 @@ _SECTIONS = {
     "gates": _gates,
     "figures": _figures,
 }
-SECTIONS = tuple(_SECTIONS)
 
 
 def _change(first: Any, second: Any) -> float | None:

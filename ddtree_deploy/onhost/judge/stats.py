@@ -110,16 +110,6 @@ def interval_rank(m: int, n: int, confidence: float = CONFIDENCE) -> tuple[int, 
     return k, 1 - 2 * tail / total
 
 
-def mann_whitney_p(before: Sequence[float], after: Sequence[float]) -> float:
-    """Exact two-sided p-value that both samples come from one distribution. Ties count half, rounded
-    towards 1."""
-    m, n = len(before), len(after)
-    u = sum((a > b) + 0.5 * (a == b) for a in after for b in before)
-    counts = _counts(m, n)
-    tail = sum(counts[: math.ceil(min(u, m * n - u)) + 1])
-    return min(1.0, 2 * tail / math.comb(m + n, m))
-
-
 def hodges_lehmann(before: Sequence[float], after: Sequence[float]) -> float:
     """Shift of log `after` against log `before`: the median of all pairwise differences. Takes raw values
     (> 0)."""

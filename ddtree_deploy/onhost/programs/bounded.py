@@ -39,10 +39,10 @@ def look() -> None:
 class Call:
     """A program that was started, to be asked for its end. It does not outlive the block of a `with`.
 
-    `more`: further arguments of subprocess.Popen (cwd, user). Raises OSError.
+    `more`: further arguments of subprocess.Popen (cwd, env, user). Raises OSError.
     """
 
-    def __init__(self, argv: list[str], *, env: dict[str, str] | None = None, **more: Any) -> None:
+    def __init__(self, argv: list[str], **more: Any) -> None:
         self.argv = argv
         self._over = False
         self._process = subprocess.Popen(
@@ -52,7 +52,6 @@ class Call:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=env,
             start_new_session=True,
             **more,
         )
@@ -82,16 +81,14 @@ class Call:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def call(
-    argv: list[str], *, seconds: float, env: dict[str, str] | None = None, **more: Any
-) -> subprocess.CompletedProcess[str]:
+def call(argv: list[str], *, seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; both outputs as text. Its whole session is killed when it has to end.
 
-    `more`: further arguments of subprocess.Popen (cwd, user).
+    `more`: further arguments of subprocess.Popen (cwd, env, user).
 
     Raises OSError, subprocess.TimeoutExpired after `seconds`, and what the watcher raises.
     """
-    with Call(argv, env=env, **more) as started:
+    with Call(argv, **more) as started:
         return started.result(seconds)
 
 

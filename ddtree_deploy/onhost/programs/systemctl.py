@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from ..context import StepFailed
 from . import bounded
 
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
@@ -18,7 +19,7 @@ LOOK_S = 0.1
 UNANSWERED = ("", "offline", "unknown")  # what `is-system-running` says when nobody does
 
 
-class SystemctlError(Exception):
+class SystemctlError(StepFailed):
     """systemctl failed or is not there; the message is its own."""
 
 

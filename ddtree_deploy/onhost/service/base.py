@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from ..state import durable
 from ..wire import masking
 from ..wire.facts import ServiceFacts
 from ..wire.protocol import Service
-from . import proc
+from . import command_line, proc
 from .sglang_api import Endpoint, HttpError, generate
 
 RECORD = "service.json"
@@ -248,24 +246,20 @@ class ServiceControl(ABC):
     def mask(self, text: str) -> str:
         return masking.mask_text(text, self.known_secrets())
 
+    def masked(self, argv: list[str]) -> list[str]:
+        """A command line for people, without the secrets of the plan or of its own flags."""
+        return masking.mask_argv(argv, self.secrets.values())
 
-def user_name() -> str:
-    """The user we are, by name when it has one."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    def require_editable(self, argv: list[str], where: str) -> None:
+        """Flags can be edited in `argv` as far as the launch wants that. Raises ServiceError."""
+        wanted = self.service.launch
+        reason = command_line.wrapper(argv)
+        if reason and wanted.command is None and (wanted.set or wanted.unset):
+            raise ServiceError(
+                f"launch edits need a {where} sglang itself, but {reason}: "
+                f"{masking.shown(argv, self.secrets.values())}; give the whole `launch.command`"
+            )
 
 
 def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def decode(text: str) -> bytes:
-    return base64.b64decode(text)

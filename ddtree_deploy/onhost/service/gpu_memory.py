@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..context import Context, StepFailed
 from ..programs import bounded
-from . import proc
+from . import command_line, proc
 
 ASK_S = 20.0
 EVERY_S = 0.5
@@ -45,6 +45,12 @@ def users() -> list[tuple[str, int, int]]:
     ]
 
 
+def used() -> int:
+    """MiB in use over all GPUs; -1 where nvidia-smi is not there or does not answer."""
+    rows = _ask("--query-gpu=memory.used")
+    return sum(int(row[0]) for row in rows if row[0].isdigit()) if rows else -1
+
+
 def _ask(query: str) -> list[list[str]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -66,13 +72,8 @@ def used_by(pids: Iterable[int]) -> set[str]:
 
 def fraction_of(argv: list[str]) -> float:
     """The share of each GPU that a server takes, by SGLang's `--mem-fraction-static`; 0: it is not said."""
-    value = ""
-    for i, word in enumerate(argv):
-        name, equals, text = word.partition("=")
-        if name == "--mem-fraction-static":
-            value = text if equals else "".join(argv[i + 1 : i + 2])
     try:
-        return float(value) if value else 0.0
+        return float((command_line.values_of(argv, "mem-fraction-static") or ["0"])[0])
     except ValueError:
         return 0.0
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..context import Context, StepFailed
-from ..programs import bounded
-from . import proc
+from . import gpu_memory, proc
 from .base import ServiceControl
 from .sglang_api import Endpoint, HttpError, generate
 
@@ -157,21 +154,11 @@ def with_log(control: ServiceControl, text: str) -> str:
 class GpuMemory:
     """Memory in use over all GPUs, in MiB, asked every few seconds; -1 where there is no nvidia-smi."""
 
-    def __init__(self, ask: Callable[[], int] | None = None) -> None:
-        self._ask = ask or (_nvidia_smi if shutil.which("nvidia-smi") else None)
+    def __init__(self, ask: Callable[[], int] = gpu_memory.used) -> None:
+        self._ask = ask
         self._at, self._value = float("-inf"), -1
 
     def used(self, now: float) -> int:
-        if self._ask is not None and now - self._at >= _GPU_EVERY_S:
+        if now - self._at >= _GPU_EVERY_S:
             self._at, self._value = now, self._ask()
         return self._value
-
-
-def _nvidia_smi() -> int:
-    try:
-        done = bounded.call(
-            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], seconds=20.0
-        )
-        return sum(int(line) for line in done.stdout.split() if line.isdigit())
-    except (OSError, subprocess.TimeoutExpired):
-        return -1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..context import Context, StepFailed
 from ..facts import host_facts, site_facts
-from ..service import serving
+from ..service import command_line, serving
 from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
@@ -159,24 +159,13 @@ def _models(ctx: Context) -> str:
     """Local model and draft folders of the future command line exist and can be read."""
     argv = serving.control_of(ctx).future_argv()
     seen = []
-    for flag in ("--model-path", "--model", "--speculative-draft-model-path", "--speculative-draft-model"):
-        path = _value(argv, flag)
+    for flag in ("model-path", "model", "speculative-draft-model-path", "speculative-draft-model"):
+        path = "".join((command_line.values_of(argv, flag) or [])[:1])
         if not path.startswith("/"):  # a name on a hub: nothing to look at here
             continue
         if not Path(path).exists():
-            raise StepFailed(f"{flag} {path} does not exist on this host")
+            raise StepFailed(f"--{flag} {path} does not exist on this host")
         if not stage.run_as(ctx) and not os.access(path, os.R_OK):
-            raise StepFailed(f"{flag} {path} cannot be read")
+            raise StepFailed(f"--{flag} {path} cannot be read")
         seen.append(path)
     return f"{len(seen)} model folders present" if seen else ""
-
-
-def _value(argv: list[str], flag: str) -> str:
-    """The last value of a flag, as the server's parser takes it; "" without it."""
-    found = ""
-    for i, word in enumerate(argv):
-        if word == flag and i + 1 < len(argv):
-            found = argv[i + 1]
-        elif word.startswith(flag + "="):
-            found = word[len(flag) + 1 :]
-    return found

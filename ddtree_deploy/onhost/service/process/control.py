@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import re
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 from ...context import Context, StepFailed
 from ...programs import systemctl
+from ...programs.process import minimal_env
 from ...programs.systemctl import SystemctlError
 from ...state import durable, layout
 from ...wire import masking
@@ -32,7 +32,6 @@ from ..base import Footprint, Record, ServiceControl, ServiceError
 from . import spawn
 from .spawn import LaunchSpec
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Children of this very process: only their parent can learn how they ended.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -108,13 +107,7 @@ class ProcessControl(ServiceControl):
             spec = self._fresh()
         else:
             raise ServiceError(self._nothing())
-        if wanted.command is None and (wanted.set or wanted.unset):
-            reason = command_line.wrapper(spec.base)
-            if reason:
-                raise ServiceError(
-                    f"launch edits need a command that runs sglang itself, but {reason}: "
-                    f"{masking.shown(spec.base, self.secrets.values())}; give the whole `launch.command`"
-                )
+        self.require_editable(spec.base, "command that runs")
         argv = command_line.edit(spec.base, wanted)
         if not argv:
             raise ServiceError("the launch command is empty")
@@ -123,15 +116,16 @@ class ProcessControl(ServiceControl):
 
     def _fresh(self) -> LaunchSpec:
         """A first launch: a login-like environment, the user's home."""
-        name = self.service.user or base.user_name()
         try:
-            home = pwd.getpwnam(name).pw_dir
+            env = minimal_env(self.service.user)
         except KeyError as e:
+            name = self.service.user or str(os.geteuid())
             raise ServiceError(f"there is no user {name!r} on this host") from e
-        env = {"PATH": _PATH, "HOME": home, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8"}
+        del env["LC_ALL"]  # it would win over what `launch.env` says of the locale
         command = list(self.service.launch.command or [])
+        limits = spawn.own_limits()
         return LaunchSpec(
-            command, env, home, user=name, limits=spawn.own_limits(), base=command, base_env=env
+            command, env, env["HOME"], user=env["USER"], limits=limits, base=command, base_env=env
         )
 
     def _nothing(self) -> str:
@@ -148,8 +142,8 @@ class ProcessControl(ServiceControl):
         command, new, problem, found = [], [], "", None
         try:
             found = self.definition()
-            command = self._masked(proc.argv(main.pid) if main else list((found or {}).get("argv", [])))
-            new = self._masked(self._edited(found).argv)
+            command = self.masked(proc.argv(main.pid) if main else list((found or {}).get("argv", [])))
+            new = self.masked(self._edited(found).argv)
         except ServiceError as e:
             problem = str(e)
         return ServiceFacts(
@@ -199,9 +193,6 @@ class ProcessControl(ServiceControl):
                 if systemctl.show(unit, ["MainPID"]).get("MainPID") == str(pid):
                     return f"process {pid} is run by systemd: use `kind: systemd` with `unit: {unit}`"
         return ""
-
-    def _masked(self, argv: list[str]) -> list[str]:
-        return masking.mask_argv(argv, self.secrets.values())
 
     def environment(self) -> dict[str, str]:
         try:

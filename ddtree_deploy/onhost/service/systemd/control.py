@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pwd
 import re
@@ -16,7 +17,6 @@ from ...context import Context, StepFailed
 from ...programs import bounded, systemctl
 from ...programs.systemctl import SystemctlError
 from ...state import durable
-from ...wire import masking
 from ...wire.facts import ServiceFacts
 from ...wire.protocol import Service
 from .. import base, command_line, container, logs, proc
@@ -65,12 +65,7 @@ class SystemdControl(Unit):
         if not _edits(wanted):
             return prefix, words
         plain = unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
-        reason = command_line.wrapper(plain)
-        if reason and wanted.command is None and (wanted.set or wanted.unset):
-            raise ServiceError(
-                f"launch edits need a unit whose ExecStart= runs sglang itself, but {reason}: "
-                f"{masking.shown(plain, self.secrets.values())}; give the whole `launch.command`"
-            )
+        self.require_editable(plain, "unit whose ExecStart= runs")
         in_files = set(self._env(texts)) - set(unitfile.environment(texts))
         for name in sorted(in_files & set(wanted.env)):
             raise ServiceError(
@@ -105,7 +100,7 @@ class SystemdControl(Unit):
             digest = base.digest(texts)
             prefix, words = unitfile.exec_start(texts)
             command = self._literal(words, shown, prefix, texts)
-            new = self._masked(self.future_argv())
+            new = self.masked(self.future_argv())
         except (ServiceError, unitfile.UnitError) as e:
             problem = str(e)
         where = self._container(pid)
@@ -113,7 +108,7 @@ class SystemdControl(Unit):
             kind="systemd",
             state=state,
             pid=pid,
-            command=self._masked(proc.argv(pid) or command),
+            command=self.masked(proc.argv(pid) or command),
             new_command=new,
             definition=shown.get("FragmentPath", ""),
             drop_ins=shown.get("DropInPaths", "").split(),
@@ -145,9 +140,6 @@ class SystemdControl(Unit):
 
     def _literal(self, words: list[str], shown: dict[str, str], prefix: str, texts: list[str]) -> list[str]:
         return unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
-
-    def _masked(self, argv: list[str]) -> list[str]:
-        return masking.mask_argv(argv, self.secrets.values())
 
     def environment(self) -> dict[str, str]:
         try:
@@ -246,7 +238,7 @@ class SystemdControl(Unit):
     def definition(self) -> dict[str, Any] | None:
         """{"path", "content", "mode"}: our drop-in as it is, in base64; null where there is none."""
         there = self.drop_in.exists()
-        content = base.encode(self.drop_in.read_bytes()) if there else None
+        content = base64.b64encode(self.drop_in.read_bytes()).decode() if there else None
         mode = self.drop_in.stat().st_mode & 0o777 if there else None
         return {"path": str(self.drop_in), "content": content, "mode": mode}
 
@@ -265,9 +257,6 @@ class SystemdControl(Unit):
         else:
             durable.remove(self.drop_in)
         self._reload()
-        self._check_wins()
-
-    def _check_wins(self) -> None:
         paths = self._show().get("DropInPaths", "").split()
         if self.drop_in.exists() and (not paths or paths[-1] != str(self.drop_in)):
             raise StepFailed(f"systemd does not read {self.drop_in} last: {' '.join(paths) or 'no drop-ins'}")
@@ -282,7 +271,7 @@ class SystemdControl(Unit):
                 self.drop_in.parent.rmdir()
         elif kept != (self.definition() or {}).get("content"):
             self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
-            durable.replace(self.drop_in, base.decode(kept), int((record or {}).get("mode", 0o644)))
+            durable.replace(self.drop_in, base64.b64decode(kept), int((record or {}).get("mode", 0o644)))
         else:
             durable.tidy(self.drop_in)
         self._reload()
@@ -297,10 +286,7 @@ class SystemdControl(Unit):
         return ""
 
     def terminate(self) -> None:
-        try:
-            systemctl.run("stop", "--no-block", self.unit)
-        except SystemctlError as e:
-            raise StepFailed(str(e)) from e
+        systemctl.run("stop", "--no-block", self.unit)
 
     def start(self, ctx: Context) -> None:
         if ctx.lock is not None:
@@ -313,9 +299,9 @@ class SystemdControl(Unit):
         self._started_at = _now()
         try:
             self._restarts = int(self._show().get("NRestarts") or 0)
-            systemctl.run("start", "--no-block", self.unit)
-        except (SystemctlError, ServiceError) as e:
+        except ServiceError as e:
             raise StepFailed(str(e)) from e
+        systemctl.run("start", "--no-block", self.unit)
 
 
 def _edits(wanted: Any) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...context import StepFailed
 from ...programs import systemctl
 from ...programs.systemctl import SystemctlError
 from ...state import durable
@@ -75,10 +74,7 @@ class Unit(ServiceControl):
 
     def _reload(self) -> None:
         self._seen = {}
-        try:
-            systemctl.run("daemon-reload")
-        except SystemctlError as e:
-            raise StepFailed(str(e)) from e
+        systemctl.run("daemon-reload")
 
     def _unread(self, shown: dict[str, str]) -> bool:
         """Somebody else changed the unit since systemd read it.
