@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost.state import journal as journals
-from ddtree_deploy.onhost.state import layout, lock, releases
+from ddtree_deploy.onhost.state import durable, layout, lock, releases
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.state.lock import FileLock, SiteLock
 from ddtree_deploy.onhost.wire.protocol import Target, to_dict
@@ -32,11 +31,13 @@ def test_an_event_that_must_last_is_on_the_disk_when_write_returns(
 
 def test_a_new_journal_s_name_is_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[Path] = []
-    monkeypatch.setattr(journals, "sync_folder", folders.append)
+    monkeypatch.setattr(os, "fsync", lambda fd: folders.append(Path(f"/proc/self/fd/{fd}").readlink()))
     journal = Journal(tmp_path / "journal.jsonl")
     assert folders == [tmp_path]
     journal.write("run")
-    assert Journal(journal.path).write("end")["n"] == 2
+    again = Journal(journal.path)
+    again.write("end")
+    assert [e["n"] for e in read(again.path)[0]] == [1, 2]
     assert folders == [tmp_path], "the name of an old one is"
 
 
@@ -74,10 +75,10 @@ def test_the_owner_s_record_has_one_size_and_a_checksum(tmp_path: Path) -> None:
 def test_a_base_that_could_not_be_kept_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, target: Path) -> Path:
+    def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "rename", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         releases.keep_base(tmp_path, b"upstream")
     assert list((tmp_path / releases.BASES).iterdir()) == []
@@ -117,9 +118,9 @@ def release(site_dir: Path, run: str, before: str, *, backup: bool = True, plann
         (run_dir / "backup" / layout.MANIFEST).write_text("[]")
     if planned:
         target = Target(f"/s/{run}.py", f"site:{run}.py", "blob:x", "s", "")
-        layout.write_json(run_dir / layout.PLAN, to_dict(plan(run=run, targets=[target])))
-    layout.write_json(run_dir / layout.PREVIOUS, {"release": before} if before else None)
-    layout.write_json(site_dir / releases.INSTALLED, {"release": run})
+        durable.write_json(run_dir / layout.PLAN, to_dict(plan(run=run, targets=[target])))
+    durable.write_json(run_dir / layout.PREVIOUS, {"release": before} if before else None)
+    durable.write_json(site_dir / releases.INSTALLED, {"release": run})
 
 
 def test_the_line_of_the_live_release_leads_back_over_all_rollouts(tmp_path: Path) -> None:

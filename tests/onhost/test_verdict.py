@@ -77,11 +77,3 @@ def test_of_a_long_error_the_last_line_is_shown_as_far_as_it_fits() -> None:
     }
     assert error == "x" * 200
     assert "first error" not in verdict.rounds_complete([a_round(2, (8, 8))], 4, 8).reason
-
-
-@pytest.mark.parametrize(
-    ("values", "middle"),
-    [([], 0.0), ([3.0], 3.0), ([9.0, 1.0], 5.0), ([9.0, 1.0, 2.0], 2.0), ([1, 2, 4, 9], 3)],
-)
-def test_the_median_is_the_middle_of_the_ordered_values(values: list[float], middle: float) -> None:
-    assert verdict.median(values) == middle

@@ -10,6 +10,7 @@ import pytest
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.references import baselines
 from ddtree_deploy.inputs.references.baselines import Measured
+from ddtree_deploy.onhost.judge import expected
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "baselines").glob("*.json"))
 HEAD = '{\n "format": 1,\n "model": "Qwen/Qwen3-8B",\n "draft": "z-lab/D",\n "source": "us",\n "entries": [\n'
@@ -124,6 +125,22 @@ def test_what_the_baseline_does_not_hold_is_inconclusive(tmp_path: Path) -> None
     wrong = baselines.compare(measured(9.0, model="Qwen/Qwen3-4B"), baseline)
     assert wrong.reason == "the baseline is for model Qwen/Qwen3-8B, here it is Qwen/Qwen3-4B"
     assert baselines.compare(measured(9.0, temperature=1.0), baseline).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("info", "budget"),
+    [
+        ({"speculative_algorithm": "DDTREE", "speculative_ddtree_budget": 32}, 32),
+        ({"speculative_algorithm": "ddtree", "speculative_ddtree_budget": "16"}, 16),
+        ({"speculative_algorithm": "DDTREE", "speculative_num_draft_tokens": 33}, 32),
+        ({"speculative_algorithm": "DDTREE", "speculative_ddtree_budget": None}, 0),
+        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 8}, 0),
+        ({"speculative_algorithm": None}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_budget_is_what_the_server_was_started_with(info: dict[str, object], budget: int) -> None:
+    assert expected.budget_of(info) == budget
 
 
 def test_import_from_csv(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ddtree_deploy.errors import DeployError, DriftError, InputError
 from ddtree_deploy.inputs.payload import Item, Payload, Variant
+from ddtree_deploy.planning.known import Known
 from ddtree_deploy.planning.plan import PlanResult, RunOptions, make_rollout
 from ddtree_deploy.planning.variants import choose
 from tests.unit.planning import HOST, NOW, OPTIONS, PAYLOAD, UPSTREAM, World, sha, write
@@ -57,7 +58,7 @@ def test_every_overlay_of_a_variant_must_fit(live: tuple[bytes, bytes], chosen: 
     )
     world = World()
     world.files = dict(zip((A, B), live, strict=True))
-    assert choose("h", world.facts(HOST, made), made).name == chosen
+    assert choose(Known(HOST, world.facts(HOST, made)), made).name == chosen
 
 
 def test_where_ours_is_live_the_base_that_was_recorded_decides() -> None:
@@ -65,11 +66,11 @@ def test_where_ours_is_live_the_base_that_was_recorded_decides() -> None:
     world = World()
     world.files = {A: UPSTREAM}
     first = payload(overlays("old", UPSTREAM))
-    result = make_rollout(HOST, world.facts(HOST, first), first, ROLLOUT, OPTIONS)
+    result = make_rollout(Known(HOST, world.facts(HOST, first)), first, ROLLOUT, OPTIONS)
     world.apply(result.plan, first.archive_entries(first.variants[0]))
     assert world.files == {A: b"ours"}
     both = payload(overlays("fork", OTHER), overlays("upstream", UPSTREAM))
-    assert choose("h", world.facts(HOST, both), both).name == "upstream"
+    assert choose(Known(HOST, world.facts(HOST, both)), both).name == "upstream"
 
 
 # ---- what a rollout leaves behind ------------------------------------------------------------------------
