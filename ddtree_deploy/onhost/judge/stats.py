@@ -110,16 +110,6 @@ def interval_rank(m: int, n: int, confidence: float = CONFIDENCE) -> tuple[int, 
     return k, 1 - 2 * tail / total
 
 
-def mann_whitney_p(before: Sequence[float], after: Sequence[float]) -> float:
-    """Exact two-sided p-value that both samples come from one distribution. Ties count half, rounded
-    towards 1."""
-    m, n = len(before), len(after)
-    u = sum((a > b) + 0.5 * (a == b) for a in after for b in before)
-    counts = _counts(m, n)
-    tail = sum(counts[: math.ceil(min(u, m * n - u)) + 1])
-    return min(1.0, 2 * tail / math.comb(m + n, m))
-
-
 def hodges_lehmann(before: Sequence[float], after: Sequence[float]) -> float:
     """Shift of log `after` against log `before`: the median of all pairwise differences. Takes raw values
     (> 0)."""
@@ -226,28 +216,27 @@ def resolution(
     min_ratio: float,
     restart: RestartSpread | None,
     *,
-    rounds_after: int = 0,
     expected_ratio: float = 1.0,
 ) -> Resolution:
     """Can `min_ratio` be resolved, judging by the rounds before (raw throughputs) and the restart spread?
 
-    rounds_after: how many will follow (0: as many as before). expected_ratio: what the release is expected
-    to give; 1 for "as fast as now". Raises TooFewRounds, ValueError.
+    As many are to follow. expected_ratio: what the release is expected to give; 1 for "as fast as now".
+    Raises TooFewRounds, ValueError.
     """
-    n = rounds_after or len(before)
+    n = len(before)
     sd = _sd(logs(before))
-    h = expected_half_width(sd, len(before), n)
+    h = expected_half_width(sd, n, n)
     if restart is not None:
-        h = math.hypot(h, restart.half_width(h, len(before) + n))
+        h = math.hypot(h, restart.half_width(h, 2 * n))
     margin = math.log(expected_ratio) - math.log(min_ratio)
     # The estimate scatters by the rounds and by the two restarts; it passes while its lower end stays above.
-    scatter = math.hypot(sd * math.sqrt(1 / len(before) + 1 / n), _PAIR * restart.sd if restart else 0.0)
+    scatter = math.hypot(sd * math.sqrt(2 / n), _PAIR * restart.sd if restart else 0.0)
     chance = NormalDist().cdf((margin - h) / scatter) if scatter > 0 else float(margin > h)
     smallest = expected_ratio * math.exp(-h)
     ok = h < margin
     text = (
         f"min_ratio {min_ratio:g} {'can' if ok else 'cannot'} be resolved on this host: "
-        f"{len(before)} + {n} rounds that spread by {sd:.1%}, {_restart_text(restart)}, "
+        f"{n} + {n} rounds that spread by {sd:.1%}, {_restart_text(restart)}, "
         f"decide down to a ratio of {smallest:.2f}"
     )
     if ok:
