@@ -2,7 +2,7 @@
 
 STAGE/payload/{blobs,checks,attachments}/   the archive, unpacked
 STAGE/new/NNNN                              content of target number NNNN
-STAGE/farm/                                 what goes first on PYTHONPATH for the smoke checks (see farm.py)
+STAGE/farm/                                 what goes first on PYTHONPATH for the smoke checks (overlay.py)
 """
 
 from __future__ import annotations

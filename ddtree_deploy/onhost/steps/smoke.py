@@ -73,7 +73,7 @@ def _only_gpu(index: int) -> dict[str, str]:
 
 
 def environment(ctx: Context) -> dict[str, str]:
-    """The service's environment, the farm first on PYTHONPATH, no bytecode, caches of its own."""
+    """The service's environment, the overlay first on PYTHONPATH, no bytecode, caches of its own."""
     user = stage.run_as(ctx)
     root = stage.root(ctx)
     env = minimal_env(user)
