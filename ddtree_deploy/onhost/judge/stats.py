@@ -216,27 +216,28 @@ def resolution(
     min_ratio: float,
     restart: RestartSpread | None,
     *,
+    rounds_after: int = 0,
     expected_ratio: float = 1.0,
 ) -> Resolution:
     """Can `min_ratio` be resolved, judging by the rounds before (raw throughputs) and the restart spread?
 
-    As many are to follow. expected_ratio: what the release is expected to give; 1 for "as fast as now".
-    Raises TooFewRounds, ValueError.
+    rounds_after: how many will follow (0: as many as before). expected_ratio: what the release is expected
+    to give; 1 for "as fast as now". Raises TooFewRounds, ValueError.
     """
-    n = len(before)
+    n = rounds_after or len(before)
     sd = _sd(logs(before))
-    h = expected_half_width(sd, n, n)
+    h = expected_half_width(sd, len(before), n)
     if restart is not None:
-        h = math.hypot(h, restart.half_width(h, 2 * n))
+        h = math.hypot(h, restart.half_width(h, len(before) + n))
     margin = math.log(expected_ratio) - math.log(min_ratio)
     # The estimate scatters by the rounds and by the two restarts; it passes while its lower end stays above.
-    scatter = math.hypot(sd * math.sqrt(2 / n), _PAIR * restart.sd if restart else 0.0)
+    scatter = math.hypot(sd * math.sqrt(1 / len(before) + 1 / n), _PAIR * restart.sd if restart else 0.0)
     chance = NormalDist().cdf((margin - h) / scatter) if scatter > 0 else float(margin > h)
     smallest = expected_ratio * math.exp(-h)
     ok = h < margin
     text = (
         f"min_ratio {min_ratio:g} {'can' if ok else 'cannot'} be resolved on this host: "
-        f"{n} + {n} rounds that spread by {sd:.1%}, {_restart_text(restart)}, "
+        f"{len(before)} + {n} rounds that spread by {sd:.1%}, {_restart_text(restart)}, "
         f"decide down to a ratio of {smallest:.2f}"
     )
     if ok:
