@@ -6,16 +6,14 @@ import pytest
 
 from ddtree_deploy.onhost.judge.agreement import (
     EPSILON_FLOOR,
-    Acceptance,
     Continuation,
-    accept_length,
     first_divergence,
     identity_differences,
     judge_acceptance,
     judge_tokens,
     self_agreement,
-    steps_per_token,
 )
+from ddtree_deploy.onhost.measure.greedy import Sample
 
 
 def answer(tokens: list[int], *, gap: float = 2.0, prompt: str = "p1", known: bool = True) -> Continuation:
@@ -108,10 +106,11 @@ def test_a_golden_of_another_gpu_is_named() -> None:
 
 
 def test_acceptance_over_the_set_is_a_ratio_of_sums() -> None:
-    requests = [Acceptance(32, 16), Acceptance(64, 16)]
-    assert accept_length(requests) == 3
-    assert steps_per_token(requests) == pytest.approx(1 / 3)
-    assert accept_length([]) == steps_per_token([]) == 0
+    both = Sample(["0", "1"], [[], []], completion=[32, 64], verify_steps=[16, 16], speculative="DDTREE")
+    assert both.accept_length() == 3
+    assert both.steps_per_token() == pytest.approx(1 / 3)
+    nothing = Sample([], [], [], [], speculative="DDTREE")
+    assert nothing.accept_length() is nothing.steps_per_token() is None
 
 
 def test_case_24_a_tree_that_accepts_less_than_the_chain_over_the_set_fails() -> None:

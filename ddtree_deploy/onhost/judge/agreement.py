@@ -187,28 +187,6 @@ def identity_differences(recorded: dict[str, str], found: dict[str, str]) -> lis
     ]
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Counters of one request, from SGLang's `meta_info`: completion_tokens and spec_verify_ct."""
-
-    tokens: int
-    verify_steps: int
-
-
-def accept_length(requests: Sequence[Acceptance]) -> float:
-    """Tokens per verify step over the whole set (the ratio of sums, as the client reports it). 0 without
-    steps."""
-    steps = sum(r.verify_steps for r in requests)
-    return sum(r.tokens for r in requests) / steps if steps else 0.0
-
-
-def steps_per_token(requests: Sequence[Acceptance]) -> float:
-    """Verify steps per generated token over the set; 1 is a server that does not speculate. 0 without
-    tokens."""
-    tokens = sum(r.tokens for r in requests)
-    return sum(r.verify_steps for r in requests) / tokens if tokens else 0.0
-
-
 def judge_acceptance(
     value: float, expected: float, tolerance: float, *, what: str, against: str, higher_is_better: bool = True
 ) -> Verdict:

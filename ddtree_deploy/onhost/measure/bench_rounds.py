@@ -16,6 +16,7 @@ from ..judge.speed import Round
 from ..programs.process import run_process
 from ..service.base import ServiceControl
 from ..staging import stage
+from ..wire.masking import last_line
 from .greedy import Prompts
 
 _ROUND = re.compile(r"^DDTREE-BENCH round (\d+) of (\d+)")
@@ -98,7 +99,7 @@ def client(  # noqa: PLR0917
     )
     if finished.rc:
         raise StepFailed(
-            f"the benchmark client ended with status {finished.rc}: {_last_line(finished.output)}"
+            f"the benchmark client ended with status {finished.rc}: {last_line(finished.output)}"
         )
     try:
         rounds = [_slim(json.loads(line)) for line in output.read_text().splitlines()]
@@ -121,15 +122,9 @@ def client(  # noqa: PLR0917
 
 def judged_rounds(result: dict[str, Any]) -> list[Round]:
     """The rounds of `client` as the speed gate takes them."""
-    bench = result["bench"]
-    asked = int(bench["num_prompts"]) * int(result["repeats"])
+    n, length = int(result["bench"]["num_prompts"]), int(result["bench"]["output_len"])
     return [
-        Round.of_client(
-            raw,
-            int(bench["num_prompts"]) * int(raw["repeats"]) if raw["warmup"] else asked,
-            int(bench["output_len"]),
-            warmup=raw["warmup"],
-        )
+        Round.of_client(raw, n * int(raw["repeats"]), length, warmup=raw["warmup"])
         for raw in result["rounds"]
     ]
 
@@ -163,11 +158,6 @@ class _Follow:
         mean = (self._begun[-1] - self._begun[1]) / (len(self._begun) - 2)
         in_this = time.monotonic() - self._begun[-1]
         return max(0.0, (self.total - self.base) * mean - in_this)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no output"
 
 
 _KEEP = (

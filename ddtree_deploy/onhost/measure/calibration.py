@@ -18,25 +18,16 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Known:
-    """The spread to reckon with, or None; and where it comes from, for people. assumed: by the playbook."""
+    """The spread to reckon with (sd None: unknown), and where it comes from. assumed: by the playbook."""
 
-    spread: RestartSpread | None
+    sd: float | None
+    restarts: int
     source: str
     assumed: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        found = self.spread
-        return {
-            "sd": found.sd if found else None,
-            "restarts": found.restarts if found else 0,
-            "source": self.source,
-            "assumed": self.assumed,
-        }
-
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> Known:
-        spread = None if data["sd"] is None else RestartSpread(float(data["sd"]), int(data["restarts"]))
-        return cls(spread, str(data["source"]), bool(data["assumed"]))
+    @property
+    def spread(self) -> RestartSpread | None:
+        return None if self.sd is None else RestartSpread(self.sd, self.restarts)
 
 
 def save(site_dir: Path, identity: dict[str, str], spread: RestartSpread, more: dict[str, Any]) -> None:
@@ -55,8 +46,8 @@ def load(site_dir: Path, identity: dict[str, str], assumed: float | None) -> Kno
         sd, restarts = data.get("sd"), data.get("restarts")
         if not different and isinstance(sd, float) and math.isfinite(sd) and isinstance(restarts, int):
             when = f"measured over {restarts} restarts, {data.get('recorded', 'time unknown')}"
-            return Known(RestartSpread(sd, restarts), when)
+            return Known(sd, restarts, when)
         problem = f"the calibration is of another state of this host ({'; '.join(different) or 'damaged'})"
     if assumed is not None:
-        return Known(RestartSpread(assumed), f"assumed in the playbook; {problem}", assumed=True)
-    return Known(None, problem)
+        return Known(assumed, 0, f"assumed in the playbook; {problem}", assumed=True)
+    return Known(None, 0, problem)

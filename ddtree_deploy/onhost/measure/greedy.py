@@ -11,7 +11,7 @@ from typing import Any
 
 from ..context import Context, StepFailed
 from ..judge import verdict
-from ..judge.agreement import Acceptance, Continuation, accept_length, steps_per_token
+from ..judge.agreement import Continuation
 from ..service import serving
 from ..service.sglang_api import Endpoint, Generation, HttpError, flush_cache, generate, server_info
 from ..staging import stage
@@ -77,25 +77,22 @@ class Sample:
         """The answers as they are compared."""
         return continuations(asdict(self))
 
-    def acceptance(self) -> list[Acceptance] | None:
-        """Counters of each request; None where the server gives none. Without speculation a step is a
-        token."""
+    def _verify_steps(self) -> int | None:
+        """Of all requests; None where the server gives none. Without speculation a step is a token."""
         if not self.speculative:
-            return [Acceptance(n, n) for n in self.completion]
-        if any(s is None for s in self.verify_steps):
-            return None
-        return [Acceptance(n, s or 0) for n, s in zip(self.completion, self.verify_steps, strict=True)]
+            return sum(self.completion)
+        known = [s for s in self.verify_steps if s is not None]
+        return sum(known) if len(known) == len(self.verify_steps) else None
 
     def steps_per_token(self) -> float | None:
         """Verify steps per generated token over the set; 1.0 without speculation, None when unknown."""
-        counters = self.acceptance()
-        return (steps_per_token(counters) or None) if counters else None
+        tokens, steps = sum(self.completion), self._verify_steps()
+        return steps / tokens if steps and tokens else None
 
     def accept_length(self) -> float | None:
-        """Tokens per verify step over the set (a ratio of sums); 1.0 without speculation, None when
-        unknown."""
-        counters = self.acceptance()
-        return (accept_length(counters) or None) if counters else None
+        """Tokens per verify step over the set (a ratio of sums); 1.0 without speculation, None: unknown."""
+        tokens, steps = sum(self.completion), self._verify_steps()
+        return tokens / steps if steps and tokens else None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -123,19 +120,18 @@ def sample(
     prompts: Prompts,
     max_new_tokens: int,
     *,
-    count: int = 0,
     logprobs: bool = False,
     together: bool = False,
     to_length: bool = True,
 ) -> Sample:
-    """Ask the first `count` prompts (0: all) greedily. Raises StepFailed when the server does not answer as
+    """Ask all prompts greedily. Raises StepFailed when the server does not answer as
     it must.
 
     logprobs: keep them; a server that refuses is asked without, and why is in `refused`. together: several
     requests at a time, so that other batch shapes are met; not for counters. to_length: exactly
     `max_new_tokens` from each; else each answer ends where the model ends it.
     """
-    texts = prompts.texts[:count] if count else prompts.texts
+    texts = prompts.texts
     try:
         info = serving.call(ctx, lambda: server_info(endpoint))
         refused = _refusal(ctx, endpoint, texts[0]) if logprobs else ""
@@ -146,7 +142,7 @@ def sample(
         raise StepFailed(str(e)) from e
     kept = bool(made) and all(len(g.logprobs) == len(g.tokens) == len(g.top) for g in made)
     return Sample(
-        prompts=prompts.names[: len(texts)],
+        prompts=prompts.names,
         outputs=[list(g.tokens) for g in made],
         completion=[g.completion_tokens for g in made],
         verify_steps=[g.verify_steps for g in made],
@@ -207,8 +203,7 @@ class _Ask:
 
     def check(self, index: int, made: Generation) -> None:
         asked = self.max_new_tokens
-        exact = self.to_length
-        fault = verdict.answer(made.tokens, made.completion_tokens, made.finish, asked, exact=exact)
+        fault = verdict.answer(made.tokens, made.completion_tokens, made.finish, asked, exact=self.to_length)
         if fault:
             raise StepFailed(f"prompt {index}: {fault}")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..context import Context
+from ..context import Context, StepFailed
 from ..facts import host_facts
 from ..service import serving
-from ..service.sglang_api import Endpoint, server_info
+from ..service.sglang_api import Endpoint, HttpError, server_info
 
 
 def of(info: dict[str, Any], gpus: list[str]) -> dict[str, str]:
@@ -36,7 +36,10 @@ def algorithm(info: dict[str, Any]) -> str:
 
 
 def of_server(ctx: Context, endpoint: Endpoint) -> tuple[dict[str, str], dict[str, Any]]:
-    """The identity of a running server on this host, and its /server_info. Raises HttpError."""
-    info = serving.call(ctx, lambda: server_info(endpoint))
+    """The identity of a running server on this host, and its /server_info. Raises StepFailed."""
+    try:
+        info = serving.call(ctx, lambda: server_info(endpoint))
+    except HttpError as e:
+        raise StepFailed(str(e)) from e
     found, _ = host_facts.gpus()
     return of(info, [gpu.name for gpu in found]), info

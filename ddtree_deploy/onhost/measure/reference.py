@@ -11,7 +11,6 @@ from ..context import Context, StepFailed
 from ..judge.agreement import Continuation, identity_differences
 from ..service import serving
 from ..service.base import ServiceControl
-from ..service.sglang_api import HttpError
 from ..staging import stage
 from . import greedy, identity
 from .greedy import Prompts
@@ -35,6 +34,23 @@ class Reference:
     accept_length: float | None
     refused: str = ""
 
+    @classmethod
+    def of(cls, name: str, prompts: Prompts, recorded: dict[str, Any]) -> Reference:
+        """From the result of a baseline step, or a golden file, which was made of one."""
+        sample = recorded["sample"]
+        return cls(
+            name,
+            prompts,
+            max_new_tokens=int(recorded["max_new_tokens"]),
+            continuations=greedy.continuations(sample),
+            epsilon=float(recorded["epsilon"]),
+            tie_share=float(recorded["tie_share"]),
+            speculative=sample["speculative"],
+            steps_per_token=sample["steps_per_token"],
+            accept_length=sample["accept_length"],
+            refused=str(sample.get("refused", "")),
+        )
+
 
 def of_baseline(ctx: Context) -> Reference | None:
     """The service as the baseline step of this run found it; None where there was none."""
@@ -43,44 +59,21 @@ def of_baseline(ctx: Context) -> Reference | None:
         return None
     sample = before["sample"]
     name = next((s.options.get("prompts", PROMPTS) for s in ctx.plan.steps if s.kind == "baseline"), PROMPTS)
-    return Reference(
-        name="the old service",
-        prompts=first(greedy.load_prompts(ctx, str(name)), len(sample["outputs"])),
-        max_new_tokens=int(before["max_new_tokens"]),
-        continuations=greedy.continuations(sample),
-        epsilon=float(before["epsilon"]),
-        tie_share=float(before["tie_share"]),
-        speculative=sample["speculative"],
-        steps_per_token=sample["steps_per_token"],
-        accept_length=sample["accept_length"],
-        refused=str(sample.get("refused", "")),
-    )
+    prompts = first(greedy.load_prompts(ctx, str(name)), len(sample["outputs"]))
+    return Reference.of("the old service", prompts, before)
 
 
 def of_golden(ctx: Context, control: ServiceControl) -> Reference:
     """The golden file of the plan. Raises StepFailed (inconclusive) when it is of another kind of server."""
     path = stage.payload_file(ctx, GOLDEN)
     golden = json.loads(path.read_text())  # checked by the controller
-    try:
-        here, _ = identity.of_server(ctx, control.endpoint)
-    except HttpError as e:
-        raise StepFailed(str(e)) from e
+    here, _ = identity.of_server(ctx, control.endpoint)
     different = identity_differences(golden["identity"], here)
     if different:
         text = f"the golden file of {golden['host']} is no reference here: {'; '.join(different)}"
         raise StepFailed(text, verdict="inconclusive")
-    return Reference(
-        name=f"the golden file of {golden['recorded']}",
-        prompts=Prompts(path, golden["texts"], golden["sample"]["prompts"]),
-        max_new_tokens=golden["max_new_tokens"],
-        continuations=greedy.continuations(golden["sample"]),
-        epsilon=golden["epsilon"],
-        tie_share=golden["tie_share"],
-        speculative=golden["sample"]["speculative"],
-        steps_per_token=golden["sample"]["steps_per_token"],
-        accept_length=golden["sample"]["accept_length"],
-        refused=str(golden["sample"].get("refused", "")),
-    )
+    prompts = Prompts(path, golden["texts"], golden["sample"]["prompts"])
+    return Reference.of(f"the golden file of {golden['recorded']}", prompts, golden)
 
 
 def has_golden(ctx: Context) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -90,18 +91,17 @@ def in_words(event: dict[str, Any]) -> str:
     return str(event["text"]) if event["e"] == "progress" else ""
 
 
+def say(**event: Any) -> None:
+    """One JSON line to whoever waits for a recovery or an unlock."""
+    with contextlib.suppress(OSError):  # nobody listens any more; the work goes on
+        print(json.dumps(event), flush=True)
+
+
 def recover_site(site_dir: Path) -> int:
     """`recover SITE_DIR`: every run of this venv that needs it. Prints JSON lines.
 
     Returns 0, 3, 5 (locked), or 8 (the host goes down, the rest is done when it boots).
     """
-
-    def say(**event: object) -> None:
-        try:
-            sys.stdout.write(json.dumps(event) + "\n")
-            sys.stdout.flush()
-        except OSError:
-            pass  # nobody listens any more; the recovery goes on
 
     def told(event: dict[str, Any]) -> None:
         if text := in_words(event):

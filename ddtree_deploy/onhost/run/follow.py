@@ -15,7 +15,7 @@ from typing import Any
 from ..recovery import deferral
 from ..state import layout
 from ..state.held import is_held
-from ..state.journal import Tail
+from ..state.journal import Tail, read
 from ..wire.protocol import HEARTBEAT_LOST_S, HEARTBEAT_S, STATE_BROKEN
 
 POLL_S = 0.015
@@ -116,8 +116,6 @@ def _exit_code(data: bytes) -> int | None:
 
 def _ended_or_lost(run_dir: Path, waited: float) -> int | None:
     """No runner and nothing new: an offset after the end, or a runner that died. None: it may be going on."""
-    from ..state.journal import read
-
     events, _ = read(run_dir / layout.JOURNAL)
     if events and events[-1]["e"] == "end":
         return int(events[-1]["exit"])
@@ -154,8 +152,6 @@ def lost_event(run_dir: Path, events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def interrupt(run_dir: Path) -> bool:
     """SIGTERM to the run's runner; false when there is none. The pid is checked to be that runner's."""
-    from ..state.journal import read
-
     events, _ = read(run_dir / layout.JOURNAL)
     pids = [e["pid"] for e in events if e["e"] in ("run", "recover")]
     if not pids or not is_held(run_dir / layout.ALIVE):

@@ -6,16 +6,15 @@ Prints JSON lines. What was killed is recovered at once, so that the host is as 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..recovery import orphans
+from ..recovery.orphans import say
 from ..state import layout
 from ..state.held import LOCK, is_held
 from ..state.journal import read
@@ -35,18 +34,18 @@ def unlock(site_dir: Path, patience: float) -> int:
     run_dir = site_dir / "runs" / run
     if is_held(lock):
         asked = bool(run) and interrupt(run_dir)
-        _say(e="progress", text=f"SIGTERM to the runner of {run}: waiting for its undo" if asked else "")
+        say(e="progress", text=f"SIGTERM to the runner of {run}: waiting for its undo" if asked else "")
         if asked and _within(patience, lambda: not is_held(lock)):
             end = _end_of(run_dir)
-            _say(e="unlocked", run=run, how="interrupted", **end)
+            say(e="unlocked", run=run, how="interrupted", **end)
             return 3 if end["exit"] == 3 else 0
     killed = []
     for pid in holders(site_dir) if is_held(lock) else []:
         killed.append(pid)
-        _say(e="progress", text=f"SIGKILL to process {pid}")
+        say(e="progress", text=f"SIGKILL to process {pid}")
         _kill(pid)
     if not _within(KILLED_S, lambda: not is_held(lock)):
-        _say(
+        say(
             e="unlocked",
             run=run,
             how="not at all",
@@ -57,7 +56,7 @@ def unlock(site_dir: Path, patience: float) -> int:
         return 5
     code = orphans.recover_site(site_dir)
     end = _end_of(run_dir)
-    _say(
+    say(
         e="unlocked", run=run, how="killed and recovered" if killed else "found free", **{**end, "exit": code}
     )
     return code
@@ -101,11 +100,3 @@ def _end_of(run_dir: Path) -> dict[str, Any]:
     ends = [e for e in read(run_dir / layout.JOURNAL)[0] if e["e"] == "end"]
     last = ends[-1] if ends else {}
     return {"exit": last.get("exit", 0), "state": last.get("state", ""), "reason": last.get("reason", "")}
-
-
-def _say(**event: Any) -> None:
-    try:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-    except OSError:
-        return  # nobody listens any more; the work goes on

@@ -1,8 +1,8 @@
 """The installed packages as they will be: a folder for the front of PYTHONPATH that overlays the live ones.
 
 Real folders only along the paths of staged files, symlinks for everything else: some hundred links,
-milliseconds, and
-child processes inherit it. What will be *removed* at the top of site-packages cannot be hidden this way.
+milliseconds, and child processes inherit it. What will be *removed* at the top of site-packages cannot be
+hidden this way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .stage import Wanted
 
 
 def build(root: Path, wanted: list[Wanted], package_dir: str, site: str) -> int:
-    """Make the farm at `root` (new). Returns the number of symlinks."""
+    """Make the overlay at `root` (new). Returns the number of symlinks."""
     root.mkdir(mode=0o755)
     overlay: dict[str, Wanted] = {}
     for w in wanted:
@@ -47,7 +47,7 @@ def build(root: Path, wanted: list[Wanted], package_dir: str, site: str) -> int:
 
 
 def _place(path: str, package_dir: str, site: str) -> str:
-    """Where a live path is in the farm, relative to its root."""
+    """Where a live path is in the overlay, relative to its root."""
     if package_dir and path.startswith(package_dir + "/"):
         return os.path.basename(package_dir) + path[len(package_dir) :]
     if path.startswith(site + "/"):

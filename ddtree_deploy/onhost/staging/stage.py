@@ -2,12 +2,13 @@
 
 STAGE/payload/{blobs,checks,attachments}/   the archive, unpacked
 STAGE/new/NNNN                              content of target number NNNN
-STAGE/farm/                                 what goes first on PYTHONPATH for the smoke checks (see farm.py)
+STAGE/farm/                                 what goes first on PYTHONPATH for the smoke checks (overlay.py)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pwd
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..context import Context, StepFailed
-from ..programs.process import other_user
+from ..programs.process import other_user, run_process
 from ..service import serving
 from ..service.base import ServiceError
 from ..state import durable, layout
@@ -97,6 +98,16 @@ def remove_stage(ctx: Context) -> None:
     for folder in (public_folder(ctx), ctx.stage_dir):
         if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
             shutil.rmtree(folder)
+
+
+def ask_python(ctx: Context, argv: list[str], trouble: str) -> Any:
+    """The JSON value in the last line that the venv's Python prints. Raises StepFailed."""
+    done = run_process(ctx, [ctx.plan.python, "-I", *argv], user=run_as(ctx), on_line=lambda line: None)
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = trouble.format(rc=done.rc)
+        raise StepFailed(f"{ctx.plan.python} {said}: {done.output.strip()[-300:]}") from None
 
 
 def save(ctx: Context, wanted: list[Wanted]) -> None:

@@ -11,10 +11,9 @@ from ..context import Context, StepFailed
 from ..judge import expected
 from ..judge.agreement import judge_acceptance
 from ..judge.verdict import Verdict, worst_of
-from ..measure import greedy, reference
+from ..measure import greedy, identity, reference
 from ..service import serving
 from ..service.base import ServiceControl
-from ..service.sglang_api import HttpError, server_info
 
 
 def do(ctx: Context) -> str:
@@ -76,10 +75,7 @@ def against_reference(
 def _against_table(ctx: Context, control: ServiceControl, table: dict[str, Any]) -> Verdict:
     """All prompts of the data set, each to its own end, against the figures of a baseline file."""
     prompts = greedy.load_prompts(ctx, reference.PROMPTS)
-    try:
-        info = serving.call(ctx, lambda: server_info(control.endpoint))
-    except HttpError as e:
-        raise StepFailed(str(e)) from e
+    _, info = identity.of_server(ctx, control.endpoint)
     length = int(ctx.option("max_new_tokens", 512))
     sample = greedy.sample(ctx, control.endpoint, prompts, length, to_length=False)
     value, steps = sample.accept_length(), sample.steps_per_token()

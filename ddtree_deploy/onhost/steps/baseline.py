@@ -5,6 +5,7 @@ And whether the benchmark gate will be able to tell anything on this host, while
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NoReturn
 
 from ..context import Context, StepFailed
@@ -13,7 +14,6 @@ from ..measure import bench_rounds, calibration, greedy, identity, reference
 from ..measure.greedy import Sample
 from ..service import serving
 from ..service.base import ServiceControl
-from ..service.sglang_api import HttpError
 from ..wire.protocol import StepSpec
 
 
@@ -26,10 +26,7 @@ def do(ctx: Context) -> str:
     prompts = greedy.load_prompts(ctx, str(ctx.option("prompts", reference.PROMPTS)))
     asked = reference.first(prompts, int(ctx.option("tokens", 8)))
     length = int(ctx.option("max_new_tokens", 32))
-    try:
-        here, _ = identity.of_server(ctx, control.endpoint)
-    except HttpError as e:
-        raise StepFailed(str(e)) from e
+    here, _ = identity.of_server(ctx, control.endpoint)
     sample = greedy.sample(ctx, control.endpoint, asked, length, logprobs=True)
     epsilon, share = _against_itself(ctx, control, asked, length, sample)
     steps = sample.steps_per_token()
@@ -115,33 +112,25 @@ def _resolution(ctx: Context, data: dict[str, Any]) -> str:
         return ""
     assumed = gate.options.get("assume_restart_sd")
     known = calibration.load(ctx.state_dir, data["identity"], assumed)
-    data["restart"] = known.to_dict()
+    data["restart"] = dataclasses.asdict(known)
     rounds = [r for r in bench_rounds.judged_rounds(data["bench"]) if not r.warmup]
     void = next((r.void for r in rounds if r.void), "")
-    if void or len(rounds) < 2:
-        data["resolution"] = {"resolvable": False, "text": f"speed cannot be judged: {void or 'one round'}"}
-    else:
-        try:
-            found = stats.resolution(
-                [r.throughput for r in rounds],
-                min_ratio,
-                known.spread,
-                expected_ratio=float(gate.options.get("expected_ratio", 1.0)),
-            )
-        except stats.TooFewRounds as e:
-            data["resolution"] = {"resolvable": False, "text": f"speed cannot be judged: {e}"}
-        else:
-            data["resolution"] = dict(found.__dict__)
-            if known.spread is None:
-                data["resolution"] |= {
-                    "resolvable": False,
-                    "text": f"{found.text}; not calibrated: {known.source}",
-                }
-    ctx.progress(data["resolution"]["text"])
-    if data["resolution"]["resolvable"] or ctx.plan.action != "rollout" or ctx.plan.on_inconclusive == "hold":
+    try:
+        if void or len(rounds) < 2:
+            raise stats.TooFewRounds(void or "one round")
+        expected = float(gate.options.get("expected_ratio", 1.0))
+        speeds = [r.throughput for r in rounds]
+        said = dict(stats.resolution(speeds, min_ratio, known.spread, expected_ratio=expected).__dict__)
+        if known.spread is None:
+            said |= {"resolvable": False, "text": f"{said['text']}; not calibrated: {known.source}"}
+    except stats.TooFewRounds as e:
+        said = {"resolvable": False, "text": f"speed cannot be judged: {e}"}
+    data["resolution"] = said
+    ctx.progress(said["text"])
+    if said["resolvable"] or ctx.plan.action != "rollout" or ctx.plan.on_inconclusive == "hold":
         return ""
     return (
-        f"the benchmark gate could not pass, so nothing is stopped: {data['resolution']['text']} "
+        f"the benchmark gate could not pass, so nothing is stopped: {said['text']} "
         f"(ddtree-deploy calibrate {ctx.plan.host}, or in the playbook: assume_restart_sd, a lower "
         "min_ratio, more rounds, on_inconclusive: hold)"
     )

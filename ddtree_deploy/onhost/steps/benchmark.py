@@ -62,7 +62,7 @@ def _rounds(
 def _measurements(
     ctx: Context, before: dict[str, Any], after: dict[str, Any], min_ratio: float
 ) -> speed.Measurements:
-    known = calibration.Known.of(serving.result_of(ctx, "baseline")["restart"])
+    known = calibration.Known(**serving.result_of(ctx, "baseline")["restart"])
     return speed.Measurements(
         before=bench_rounds.judged_rounds(before),
         after=bench_rounds.judged_rounds(after),

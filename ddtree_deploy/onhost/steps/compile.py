@@ -6,7 +6,6 @@ import json
 import shutil
 
 from ..context import Context, StepFailed, StepSkipped
-from ..programs.process import run_process
 from ..staging import stage
 
 # Runs on the host's interpreter. Reads [[staged, name, compiled], ...] and prints one JSON line of errors.
@@ -40,14 +39,9 @@ def do(ctx: Context) -> str:
     jobs = [[w.staged, w.ref, str(cache / f"{n}.pyc")] for n, w in enumerate(sources)]
     (root / "compile.json").write_text(json.dumps(jobs))
     (root / "compile.json").chmod(0o644)
-    argv = [ctx.plan.python, "-I", "-S", "-B", "-c", SCRIPT, str(root / "compile.json")]
-    lines: list[str] = []
-    done = run_process(ctx, argv, user=user, on_line=lines.append)
+    argv = ["-S", "-B", "-c", SCRIPT, str(root / "compile.json")]
+    errors = stage.ask_python(ctx, argv, "ended with {rc}")
     shutil.rmtree(cache)
-    try:
-        errors = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        raise StepFailed(f"{ctx.plan.python} ended with {done.rc}: {done.output.strip()[-300:]}") from None
     if errors:
         shown = [
             f"{name}:{line}: {what}" + (f": {text[:80]}" if text else "") for name, line, what, text in errors

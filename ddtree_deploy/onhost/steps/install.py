@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from typing import Any
 
 from ..context import Context, StepFailed, UndoFailed
-from ..programs.process import run_process
 from ..recovery import boot_guard
 from ..service import serving
 from ..staging import stage
@@ -139,14 +137,7 @@ def _verify(ctx: Context, files: Files, wanted: list[Wanted]) -> None:
     expected = _expected_places(ctx, wanted)
     if not expected:
         return
-    argv = [ctx.plan.python, "-I", "-B", "-c", FIND, *expected]
-    done = run_process(ctx, argv, user=stage.run_as(ctx), on_line=lambda line: None)
-    try:
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        raise StepFailed(
-            f"{ctx.plan.python} cannot say where packages are: {done.output.strip()[-300:]}"
-        ) from None
+    found = stage.ask_python(ctx, ["-B", "-c", FIND, *expected], "cannot say where packages are")
     for name, place in expected.items():
         if found[name] is None or os.path.realpath(found[name]) != os.path.realpath(place):
             raise StepFailed(f"Python finds {name} at {found[name]}, it was installed at {place}")

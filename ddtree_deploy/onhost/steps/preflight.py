@@ -84,7 +84,7 @@ def _writable(wanted: str) -> None:
 
 def _disk(ctx: Context) -> str:
     payload = ctx.run_dir / layout.PAYLOAD
-    # Unpacked, staged, in the farm, and installed: each of them at most some times the archive.
+    # Unpacked, staged, in the overlay, and installed: each of them at most some times the archive.
     need = MARGIN_BYTES + 20 * (payload.stat().st_size if payload.exists() else 0)
     need = max(need, ctx.plan.min_free_bytes, int(ctx.option("min_free_bytes", 0)))
     places = {"the state folder": str(ctx.run_dir), "site-packages": ctx.plan.site}

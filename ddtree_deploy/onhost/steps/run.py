@@ -6,7 +6,7 @@ from typing import Any
 
 from ..context import Context, StepFailed, UndoFailed
 from ..programs.process import minimal_env, run_process
-from ..wire.masking import escape
+from ..wire.masking import last_line
 
 
 def do(ctx: Context) -> str:
@@ -17,7 +17,7 @@ def do(ctx: Context) -> str:
         ctx.intent(op="run", argv=undo_command, user=user)
     done = run_process(ctx, command, env=_env(ctx, user), user=user)
     if done.rc != 0:
-        raise StepFailed(f"{command[0]} ended with {done.rc}: {_last(done.output)}")
+        raise StepFailed(f"{command[0]} ended with {done.rc}: {last_line(done.output)}")
     if undo_command:
         ctx.done()
     return f"{command[0]} ended with 0"
@@ -30,7 +30,7 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
             ctx, intent["argv"], env=_env(ctx, user), user=user, log_name=f"{ctx.step.name}-undo"
         )
         if done.rc != 0:
-            raise UndoFailed(f"{intent['argv'][0]} ended with {done.rc}: {_last(done.output)}")
+            raise UndoFailed(f"{intent['argv'][0]} ended with {done.rc}: {last_line(done.output)}")
 
 
 def _env(ctx: Context, user: str) -> dict[str, str]:
@@ -44,8 +44,3 @@ def _env(ctx: Context, user: str) -> dict[str, str]:
         "DDTREE_SITE": plan.site,
         "DDTREE_PACKAGE_DIR": plan.package_dir,
     }
-
-
-def _last(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()]
-    return escape(lines[-1])[:300] if lines else "no output"

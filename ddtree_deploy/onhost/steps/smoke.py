@@ -12,7 +12,7 @@ from ..facts import host_facts
 from ..programs.process import minimal_env, run_process
 from ..service import serving
 from ..staging import stage
-from ..wire.masking import escape, mask_argv
+from ..wire.masking import escape, last_line, mask_argv
 from . import load
 from .backup import live_changes
 
@@ -73,7 +73,7 @@ def _only_gpu(index: int) -> dict[str, str]:
 
 
 def environment(ctx: Context) -> dict[str, str]:
-    """The service's environment, the farm first on PYTHONPATH, no bytecode, caches of its own."""
+    """The service's environment, the overlay first on PYTHONPATH, no bytecode, caches of its own."""
     user = stage.run_as(ctx)
     root = stage.root(ctx)
     env = minimal_env(user)
@@ -114,10 +114,7 @@ def _check(ctx: Context, check: dict[str, Any], env: dict[str, str]) -> float:
     last = lines[-1] if lines else ""
     expected = check.get("expect", "")
     if done.rc != 0:
-        said = [line for line in done.output.splitlines() if line.strip()]
-        raise StepFailed(
-            f"check {name} ended with {done.rc}: {escape(said[-1])[:300] if said else 'no output'}"
-        )
+        raise StepFailed(f"check {name} ended with {done.rc}: {last_line(done.output)}")
     if expected and last != expected:
         raise StepFailed(f"check {name}: the last line should be {expected!r}, it is {escape(last)[:200]!r}")
     return done.seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..context import Context, StepFailed
 from ..staging import archive, overlay, patch, stage
 from ..staging.stage import Wanted
@@ -26,7 +28,7 @@ def do(ctx: Context) -> str:
             path = folder / "new" / f"{number:04d}"
             path.write_bytes(data)
             path.chmod(0o644)
-            w = Wanted(**{**w.__dict__, "staged": str(path)})
+            w = dataclasses.replace(w, staged=str(path))
         wanted.append(w)
     stage.save(ctx, wanted)
     links = overlay.build(folder / "farm", wanted, ctx.plan.package_dir, ctx.plan.site)
@@ -47,18 +49,8 @@ def _resolve(ctx: Context, files: Files, target: Target) -> tuple[Wanted, bytes 
             raise StepFailed(f"run {name}'s backup of {target.ref} was changed since", exit_code=6)
         if target.sha256 not in ("?", entry.sha256):
             raise StepFailed(f"run {name}'s backup of {target.ref} is not what the plan wants", exit_code=6)
-        kept = Wanted(
-            target.path,
-            target.ref,
-            entry.kind,
-            entry.sha256,
-            entry.mode,
-            target.before,
-            "",
-            entry,
-            str(folder),
-        )
-        return kept, data
+        now = (entry.kind, entry.sha256, entry.mode, target.before)
+        return Wanted(target.path, target.ref, *now, entry=entry, backup=str(folder)), data
     data = _content(ctx, files, target, kind, name)
     found = sha256(data)
     if found != target.sha256:

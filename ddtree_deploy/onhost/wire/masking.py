@@ -22,6 +22,12 @@ def _code(char: str) -> str:
     return f"\\x{ord(char):02x}" if ord(char) < 256 else char.encode("unicode_escape").decode()
 
 
+def last_line(output: str) -> str:
+    """What a program said last, as one printable line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return escape(lines[-1])[:300] if lines else "no output"
+
+
 MASK = "***"
 
 
