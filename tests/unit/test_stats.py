@@ -51,16 +51,6 @@ def test_one_wild_round_moves_neither_shift_nor_interval_much() -> None:
     assert abs(wild.low - calm.low) < 0.02
 
 
-def mann_whitney_p(before: list[float], after: list[float]) -> float:
-    """Exact two-sided p-value that both samples come from one distribution. Ties count half, rounded
-    towards 1."""
-    m, n = len(before), len(after)
-    u = sum((a > b) + 0.5 * (a == b) for a in after for b in before)
-    counts = stats._counts(m, n)
-    tail = sum(counts[: math.ceil(min(u, m * n - u)) + 1])
-    return min(1.0, 2 * tail / math.comb(m + n, m))
-
-
 def test_the_interval_is_the_set_of_shifts_that_the_test_does_not_reject() -> None:
     rng = random.Random(4)
     before = [math.exp(rng.gauss(0, 0.1)) for _ in range(8)]
