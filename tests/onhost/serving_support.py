@@ -23,6 +23,7 @@ from ddtree_deploy.onhost.service.kind import control
 from ddtree_deploy.onhost.service.process.spawn import MARK
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.wire.protocol import Launch, Plan, Service, StepSpec
+from tests.onhost.host import sha
 from tests.ports import free_port
 
 FAKE = Path(__file__).parent.parent / "lab" / "fake_sglang.py"
@@ -77,7 +78,7 @@ class Lab:
         self.runs += 1
         data: dict[str, Any] = {
             "protocol": 1,
-            "run": f"20260101T00000{self.runs}-abc",
+            "run": f"20260101T00000{self.runs}-{sha(str(self.root))[:6]}",  # its processes are found by it
             "action": "rollout",
             "host": "lab",
             "who": "tester",
