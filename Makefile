@@ -73,4 +73,4 @@ race: setup            ## two controllers in the same second, 50 times: one wins
 
 clean:                 ## ends the sandbox, removes it and the venv
 	-$(BIN)/ddtree-deploy sandbox down --purge
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .coverage build *.egg-info
