@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Tests wait more than they compute: many at a time, also on two cores.
-WORKERS ?= 12
+# Tests wait more than they compute: many at a time, also on two cores. A worker costs 6 s of CPU to begin.
+WORKERS ?= 8
 PYTEST   = $(BIN)/pytest -q --dist loadgroup
 
 .PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt race clean
