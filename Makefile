@@ -3,12 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# Tests wait more than they compute: many at a time, also on two cores. A worker costs 6 s of CPU to begin.
+WORKERS ?= 8
+PYTEST   = $(BIN)/pytest -q --dist loadgroup
+
 .PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt race clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
 
-test: setup lint unit  ## lint, types, unit tests, and the SSH tests on loopback
+test: setup lint       ## lint, types, unit tests, and the SSH tests on loopback; the worst covered modules
+	$(PYTEST) -n $(WORKERS) -m "not sglang and not lab" --cov=ddtree_deploy --cov-report=
+	$(BIN)/coverage report --sort=cover | sed -n '1,17p;$$p'  # of the test processes, not of those they start
 
 setup: $(VENV)/.stamp
 
@@ -26,8 +32,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: setup
-	$(BIN)/pytest -q -m "not sglang and not lab"
+unit: setup            ## the tests that start nothing, in seconds
+	$(PYTEST) -n auto -m unit
 
 sglang: setup          ## tests with real SGLang servers, in the sandbox's venv (made when missing)
 	$(BIN)/ddtree-deploy sandbox up
@@ -67,4 +73,4 @@ race: setup            ## two controllers in the same second, 50 times: one wins
 
 clean:                 ## ends the sandbox, removes it and the venv
 	-$(BIN)/ddtree-deploy sandbox down --purge
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .coverage build *.egg-info

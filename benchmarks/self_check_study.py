@@ -81,7 +81,7 @@ def with_fault(trees, fault):
 
 
 def main():
-    sys.path.insert(0, str(REPOSITORY / "tests" / "payload"))
+    sys.path[:0] = [str(REPOSITORY / "tests" / "payload"), str(REPOSITORY)]
     from serving import DDTREE
     from sglang_venv import MODELS, PAYLOAD, Server, install_as_wheel
 

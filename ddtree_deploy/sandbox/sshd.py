@@ -1,6 +1,6 @@
 """Start and stop an SSH server on loopback, of either flavour, for the sandbox and for tests.
 
-with SshServer(folder, 0, home) as server:
+with SshServer(folder, 2222, home) as server:
     connect(server.address, server.port, server.user, server.identity, server.known_hosts)
 """
 
@@ -33,7 +33,7 @@ class SshServer:
 
     Args:
         folder: where keys, configuration, log and state are kept; made if missing.
-        port: TCP port, or 0 for one that is free now.
+        port: TCP port.
         home: HOME and working folder of every session; made if missing.
         address: the loopback address to listen on; all of 127/8 can be used on Linux.
         flavour: ``openssh``, ``asyncssh``, or ``auto``: OpenSSH where sshd is installed, else asyncssh.
@@ -59,7 +59,7 @@ class SshServer:
         self.folder = folder.absolute()
         self.home = home.absolute()
         self.address = address
-        self.port = port or free_port(address)
+        self.port = port
         self.flavour = choose(flavour)
         self.known_hosts = known_hosts or self.folder / "known_hosts"
         self.keys = keys.Keys(key_folder or self.folder / "keys")
@@ -279,14 +279,6 @@ def check_free(address: str, port: int, *, what: str) -> None:
                 stage="ssh" if what == "SSH" else "service",
                 state="nothing was started",
             ) from None
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port that nothing is bound to at this moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _banner(address: str, port: int) -> bytes:

@@ -30,14 +30,16 @@ class Record:
         while True:
             self.lab = f"{PREFIX}{os.getpid():x}{chr(ord('g') + serial)}"  # a letter that is no hex digit
             self.path = RECORDS / f"{self.lab}.json"
-            try:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            if not self.path.exists():
                 break
-            except FileExistsError:
-                serial += 1
+            serial += 1
+        # Locked before it has its name: an unlocked record is swept by whichever lab begins at this moment.
+        new = self.path.with_suffix(".new")
+        self._fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         self._entries: dict[str, list[str]] = {"netns": [], "cgroup": [], "mount": [], "folder": []}
         self._write()
+        new.rename(self.path)
 
     def add(self, kind: str, name: str | Path) -> None:
         """Put on record before it is made."""

@@ -24,7 +24,7 @@ from ddtree_deploy.onhost.state.journal import read
 from ddtree_deploy.onhost.venv import tree
 from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec, Target, to_dict
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 UPSTREAM = "def algorithm():\n    return 'chain'\n\n\ndef untouched():\n    return 1\n"
 PATCHED = UPSTREAM.replace("chain", "tree")
 PATCH = (

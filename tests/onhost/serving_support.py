@@ -23,28 +23,11 @@ from ddtree_deploy.onhost.service.kind import control
 from ddtree_deploy.onhost.service.process.spawn import MARK
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.wire.protocol import Launch, Plan, Service, StepSpec
+from tests.onhost.host import sha
+from tests.ports import free_port
 
 FAKE = Path(__file__).parent.parent / "lab" / "fake_sglang.py"
-PORTS = range(31300, 31400)
-DEADLINE_S = 60.0
-
-
-@contextlib.contextmanager
-def free_port() -> Iterator[int]:
-    """A port of the tests' range that nobody listens on, claimed against other test runs on this machine."""
-    start = os.getpid() % len(PORTS)
-    for i in range(len(PORTS)):
-        port = PORTS[(start + i) % len(PORTS)]
-        with socket.socket(socket.AF_UNIX) as claim, socket.socket() as probe:
-            try:
-                claim.bind(f"\0ddtree-test-port-{port}")
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            probe.close()
-            yield port
-            return
-    raise AssertionError("no free port in the range")
+DEADLINE_S = 300.0
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
@@ -95,7 +78,7 @@ class Lab:
         self.runs += 1
         data: dict[str, Any] = {
             "protocol": 1,
-            "run": f"20260101T00000{self.runs}-abc",
+            "run": f"20260101T00000{self.runs}-{sha(str(self.root))[:6]}",  # its processes are found by it
             "action": "rollout",
             "host": "lab",
             "who": "tester",
@@ -164,13 +147,12 @@ def port_open(port: int) -> bool:
 
 @contextlib.contextmanager
 def lab_at(root: Path) -> Iterator[Lab]:
-    with free_port() as port:
-        lab = Lab(root, port)
-        lab.mood()
-        try:
-            yield lab
-        finally:
-            lab.clean()
+    lab = Lab(root, free_port())
+    lab.mood()
+    try:
+        yield lab
+    finally:
+        lab.clean()
 
 
 def do(ctx: Context, name: str) -> str:

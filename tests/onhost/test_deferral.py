@@ -19,6 +19,8 @@ from ddtree_deploy.onhost.venv import tree
 
 from .test_crash import WANTED, Site
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Site, Path, dict[str, str]]:

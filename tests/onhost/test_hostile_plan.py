@@ -16,6 +16,8 @@ from ddtree_deploy.onhost.wire.protocol import Plan, ProtocolError, StepSpec, Ta
 
 from .test_crash import Site
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:

@@ -11,6 +11,8 @@ from ddtree_deploy.onhost.service.systemd import unitfile
 from ddtree_deploy.onhost.wire import masking
 from ddtree_deploy.onhost.wire.protocol import Launch
 
+pytestmark = pytest.mark.unit
+
 SERVER = [
     "/v/bin/python3",
     "-m",

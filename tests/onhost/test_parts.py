@@ -28,6 +28,8 @@ from ddtree_deploy.onhost.wire.protocol import Plan, StepSpec
 
 from .host import sha, tar, until
 
+pytestmark = pytest.mark.unit
+
 
 def plan(**changed: Any) -> Plan:
     values: dict[str, Any] = {

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ddtree_deploy.onhost.staging.patch import PatchError, apply
 
+pytestmark = pytest.mark.unit
+
 BASE = b"".join(b"line %d\n" % n for n in range(1, 21))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import sys
 import threading
@@ -21,7 +22,8 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def ctx(tmp_path: Path) -> Context:
-    plan = Plan(1, "r", "rollout", "h", "w", "c", "p", "", "/s", "", "p", "1", "v", "", "", [], [])
+    run = f"r{os.getpid()}"  # by which its processes are found, and killed, on the whole machine
+    plan = Plan(1, run, "rollout", "h", "w", "c", "p", "", "/s", "", "p", "1", "v", "", "", [], [])
     made = Context(plan, tmp_path, Journal(tmp_path / "journal.jsonl"), StepSpec("s", "run", 60.0))
     made.deadline = time.monotonic() + 60.0
     return made
@@ -72,7 +74,7 @@ def test_one_that_ignores_sigterm_is_killed(ctx: Context) -> None:
 def test_a_child_that_keeps_the_pipes_open_is_not_waited_for(ctx: Context) -> None:
     done = run_process(ctx, ["/bin/sh", "-c", "setsid sleep 30 & echo ended"])
     assert done.stdout == "ended\n"
-    assert len(kill_marked("r/")) == 1
+    assert len(kill_marked(f"{ctx.plan.run}/")) == 1
 
 
 def test_the_environment_is_minimal(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from ddtree_deploy.onhost.service import container
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("path", "name"),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddtree_deploy.onhost.service import logs
+
+pytestmark = pytest.mark.unit
 
 
 def test_a_progress_bar_counts_with_its_last_state(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from ddtree_deploy.onhost.service import proc, stopping
 from ddtree_deploy.onhost.service.base import ServiceError
 from ddtree_deploy.onhost.service.sglang_api import Endpoint, generate, server_info
 from ddtree_deploy.onhost.wire.protocol import Launch, StepSpec
+from tests.ports import free_port
 
-from .serving_support import Lab, do, free_port, journal_text, lab_at, launch, of, port_open, undo, until
+from .serving_support import Lab, do, journal_text, lab_at, launch, of, port_open, undo, until
 
 
 @pytest.fixture
@@ -363,7 +364,8 @@ def test_a_stranger_that_was_given_an_inner_port_is_no_leftover() -> None:
 
     from ddtree_deploy.onhost.service.base import Footprint
 
-    with free_port() as port, free_port() as endpoint, socket.socket() as s:
+    port, endpoint = free_port(), free_port()
+    with socket.socket() as s:
         s.bind(("127.0.0.1", port))
         s.listen()
         (ours,) = [x for x in proc.sockets_of({os.getpid()}) if x[0] == port]
@@ -375,7 +377,8 @@ def test_a_stranger_that_was_given_an_inner_port_is_no_leftover() -> None:
 def test_ports_are_seen_on_ipv6_too() -> None:
     import socket
 
-    with free_port() as port, socket.socket(socket.AF_INET6) as s:
+    port = free_port()
+    with socket.socket(socket.AF_INET6) as s:
         s.bind(("::1", port))
         s.listen()
         assert proc.holders(port) == {os.getpid()}

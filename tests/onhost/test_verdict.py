@@ -7,6 +7,8 @@ import pytest
 from ddtree_deploy.onhost.judge import verdict
 from ddtree_deploy.onhost.judge.verdict import Verdict
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("tokens", "count", "finish", "exact", "fault"),

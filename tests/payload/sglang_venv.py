@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.need import lacking
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAYLOAD = REPOSITORY / "payload"
@@ -31,8 +33,6 @@ PROMPTS = [
     for line in (REPOSITORY / "playbooks" / "prompts.jsonl").read_text().splitlines()
 ]
 SETUP_COMMAND = "ddtree-deploy sandbox up   # or: DDTREE_SGLANG_PYTHON=/path/to/venv/bin/python"
-FIRST_PORT = int(os.environ.get("DDTREE_TEST_FIRST_PORT") or 31100)
-PORTS = range(FIRST_PORT, FIRST_PORT + 100)
 START_DEADLINE_S = 1200
 REQUEST_DEADLINE_S = 240
 
@@ -43,9 +43,7 @@ def sglang_python() -> str:
     python = os.environ.get("DDTREE_SGLANG_PYTHON") or str(default)
     if not Path(python).exists():
         reason = f"no SGLang venv at {python}; set it up with: {SETUP_COMMAND}"
-        if os.environ.get("DDTREE_REQUIRE_SGLANG"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        lacking(reason, "SGLANG")
     return python
 
 
@@ -120,7 +118,7 @@ class Server:
 
     def __init__(self, name: str, log: Path, python_path: list[Path], arguments: list[str], **variables: str):
         self.name, self.log = name, log
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [
             sglang_python(), "-m", "sglang.launch_server",
@@ -195,13 +193,3 @@ def accept_length(answers: list[dict]) -> float:
     """Tokens per verify step over all answers."""
     tokens = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
     return tokens / sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
-
-
-def _free_port() -> int:
-    # A server binds its port only once it has loaded: two sessions must not begin at the same one.
-    first = os.getpid() % len(PORTS)
-    for port in (*PORTS[first:], *PORTS[:first]):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError(f"no free port in {PORTS}")

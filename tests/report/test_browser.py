@@ -3,13 +3,13 @@ and dark."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddtree_deploy.report import bundle, html
+from tests.need import lacking
 
 from . import samples
 from .browser import Page, browser, executable
@@ -44,11 +44,7 @@ CONTRAST = """
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     if not executable():
-        if os.environ.get("DDTREE_REQUIRE_BROWSER"):
-            pytest.fail("no Chromium here: apt-get install chromium")
-        pytest.skip(
-            "no Chromium here (apt-get install chromium); DDTREE_REQUIRE_BROWSER=1 makes this a failure"
-        )
+        lacking("no Chromium here: apt-get install chromium", "BROWSER")
     with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
         yield found
 

@@ -20,9 +20,9 @@ import yaml
 
 from ddtree_deploy.sandbox import down, look, processes, service, up
 from ddtree_deploy.sandbox.layout import Layout
-from ddtree_deploy.sandbox.sshd import free_port
 from tests.lab.controller import Result, Running
 from tests.payload.sglang_venv import install_as_wheel
+from tests.ports import free_port
 
 PROJECT = Path(__file__).parents[2]
 CONTROLS = PROJECT / "tests" / "payload" / "controls" / "ddtree_controls.py"

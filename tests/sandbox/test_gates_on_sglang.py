@@ -5,12 +5,12 @@ DDTREE is broken while it serves: at its start the payload's self-check would re
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests.need import lacking
 from tests.sandbox.breakable import Breakable, missing
 
 pytestmark = pytest.mark.sglang
@@ -29,9 +29,7 @@ SPOT = re.compile(
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
     """What the chain says is recorded; then DDTREE serves in its place."""
     if why := missing():
-        if os.environ.get("DDTREE_REQUIRE_SGLANG"):
-            pytest.fail(why)
-        pytest.skip(why)
+        lacking(why, "SGLANG")
     made = Breakable(tmp_path_factory.mktemp("gates"))
     try:
         made.up()

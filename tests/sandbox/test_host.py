@@ -18,7 +18,7 @@ from ddtree_deploy.errors import DeployError
 from ddtree_deploy.sandbox import down, look, processes, service, up
 from ddtree_deploy.sandbox.errors import PortTaken, SandboxError
 from ddtree_deploy.sandbox.layout import MARKER, Layout, Ports, choose_ports
-from ddtree_deploy.sandbox.sshd import free_port
+from tests.ports import free_port
 
 PROJECT = Path(__file__).parents[2]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import yaml
 
 from ddtree_deploy.onhost.venv import bytecode, tree
 from ddtree_deploy.sandbox import look
+from tests.need import lacking
 
 pytestmark = pytest.mark.sglang
 PROJECT = Path(__file__).parents[2]
@@ -27,9 +27,7 @@ MARK = "PATCHED_BY_DDTREE_DEPLOY = True\n"
 def package() -> Iterator[Path]:
     """The sglang package of the checkout's sandbox; whatever a test does, it is left as it was."""
     if look(FOLDER).venv != "ready" or look(FOLDER).ssh == "down":
-        if os.environ.get("DDTREE_REQUIRE_SGLANG"):
-            pytest.fail("the checkout's sandbox is not up: ddtree-deploy sandbox up")
-        pytest.skip("the checkout's sandbox is not up: ddtree-deploy sandbox up")
+        lacking("the checkout's sandbox is not up: ddtree-deploy sandbox up", "SGLANG")
     (found,) = (FOLDER / "home" / "venv" / "lib").glob("python3*/site-packages/sglang")
     live = found / UPSTREAM
     before = live.read_bytes()

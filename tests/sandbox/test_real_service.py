@@ -18,7 +18,8 @@ import pytest
 
 from ddtree_deploy.sandbox import Sandbox, down, look, processes, service, up
 from ddtree_deploy.sandbox.layout import Layout
-from ddtree_deploy.sandbox.sshd import free_port
+from tests.need import lacking
+from tests.ports import free_port
 
 pytestmark = pytest.mark.sglang
 PROJECT = Path(__file__).parents[2]
@@ -29,9 +30,7 @@ PROMPTS = [json.loads(line) for line in (PROJECT / "playbooks" / "prompts.jsonl"
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     lender = Layout.at(PROJECT / ".sandbox")
     if look(lender.folder).venv != "ready" or not (lender.models / "made-from").exists():
-        if os.environ.get("DDTREE_REQUIRE_SGLANG"):
-            pytest.fail("the checkout's sandbox is not made: ddtree-deploy sandbox up")
-        pytest.skip("the checkout's sandbox is not made: ddtree-deploy sandbox up")
+        lacking("the checkout's sandbox is not made: ddtree-deploy sandbox up", "SGLANG")
     layout = Layout.at(tmp_path_factory.mktemp("sandbox"))
     layout.home.mkdir()
     layout.venv.symlink_to(lender.venv)

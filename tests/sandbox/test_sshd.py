@@ -19,6 +19,9 @@ import pytest
 from ddtree_deploy.sandbox import openssh, processes
 from ddtree_deploy.sandbox.errors import PortTaken, SandboxError
 from ddtree_deploy.sandbox.sshd import SshServer, check_free, choose
+from tests import need
+from tests.ports import free_port
+from tests.root import need_root
 
 pytestmark = pytest.mark.ssh
 DEADLINE = 120
@@ -27,10 +30,12 @@ DEADLINE = 120
 @pytest.fixture(scope="module", params=["openssh", "asyncssh"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     if request.param == "openssh" and openssh.find_sshd() is None:
-        pytest.skip("OpenSSH's server is not installed here")
+        need.lacking("OpenSSH's server is not installed here", "SSHD")
     folder = tmp_path_factory.mktemp("a folder with spaces")
     home = folder / "home of 50%"
-    with SshServer(folder / "ssh", 0, home, flavour=request.param, environment={"SANDBOX": "yes"}) as running:
+    with SshServer(
+        folder / "ssh", free_port(), home, flavour=request.param, environment={"SANDBOX": "yes"}
+    ) as running:
         (home / ".bashrc").write_text("export FROM_BASHRC=sandbox\n")
         yield running
 
@@ -132,7 +137,7 @@ def test_private_files_are_private(server: SshServer) -> None:
 
 
 def test_stop_ends_sessions_too(tmp_path: Path, server: SshServer) -> None:
-    with SshServer(tmp_path / "ssh", 0, tmp_path / "home", flavour=server.flavour) as own:
+    with SshServer(tmp_path / "ssh", free_port(), tmp_path / "home", flavour=server.flavour) as own:
         process = own.process
 
         async def go() -> None:
@@ -149,7 +154,7 @@ def test_stop_ends_sessions_too(tmp_path: Path, server: SshServer) -> None:
 
 
 def test_another_object_finds_and_stops_the_server(tmp_path: Path, server: SshServer) -> None:
-    with SshServer(tmp_path / "ssh", 0, tmp_path / "home", flavour=server.flavour) as own:
+    with SshServer(tmp_path / "ssh", free_port(), tmp_path / "home", flavour=server.flavour) as own:
         same = SshServer(tmp_path / "ssh", own.port, tmp_path / "home", flavour=server.flavour)
         assert same.pid == own.pid is not None
         assert same.stop() == []
@@ -179,12 +184,13 @@ def test_no_server_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     assert "openssh-server" in caught.value.next_command
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become an ordinary user")
-@pytest.mark.skipif(openssh.find_sshd() is None, reason="OpenSSH's server is not installed here")
 def test_an_ordinary_user_can_start_openssh() -> None:
+    need_root("needs root, to become an ordinary user")
+    if openssh.find_sshd() is None:
+        need.lacking("OpenSSH's server is not installed here", "SSHD")
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
-        prepared = SshServer(folder / "ssh", 0, folder / "home", flavour="openssh")
+        prepared = SshServer(folder / "ssh", free_port(), folder / "home", flavour="openssh")
         prepared.start()
         prepared.stop()
         for path in (folder, *folder.rglob("*")):

@@ -14,13 +14,8 @@ import pytest
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.sandbox import openssh, processes
 from ddtree_deploy.sandbox.sshd import SshServer
-
-PORTS = iter(range(31400, 31500))
-
-
-def next_port() -> int:
-    """A port of this package's range that nothing listens on."""
-    return next(port for port in PORTS if processes.listener(port) is None)
+from tests.need import lacking
+from tests.ports import free_port
 
 
 def host_of(server: SshServer, name: str = "box", **changes: object) -> Host:
@@ -41,9 +36,9 @@ def host_of(server: SshServer, name: str = "box", **changes: object) -> Host:
 @pytest.fixture(scope="session", params=["openssh", "asyncssh"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     if request.param == "openssh" and openssh.find_sshd() is None:
-        pytest.skip("OpenSSH's server is not installed here")
+        lacking("OpenSSH's server is not installed here", "SSHD")
     folder = tmp_path_factory.mktemp(request.param)
-    with SshServer(folder / "ssh", next_port(), folder / "home", flavour=request.param) as running:
+    with SshServer(folder / "ssh", free_port(), folder / "home", flavour=request.param) as running:
         yield running
 
 
@@ -78,7 +73,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     try:
         process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE)
     except FileNotFoundError:
-        pytest.skip("ssh-agent is not installed here")
+        lacking("ssh-agent is not installed here", "SSHD")
     assert process.stdout is not None
     process.stdout.readline()  # it prints its variables once the socket is there
     monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from ddtree_deploy.sandbox.sshd import SshServer
+from tests.ports import free_port
 from tests.ssh.box import Box, differs
-from tests.ssh.conftest import next_port
 
 pytestmark = pytest.mark.ssh
 
@@ -41,13 +41,13 @@ VERIFY = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     folder = tmp_path_factory.mktemp("gates")
-    with SshServer(folder / "ssh", next_port(), folder / "home") as running:
+    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
         yield running
 
 
 @pytest.fixture
 def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path, server, port=next_port())
+    made = Box(tmp_path, server, port=free_port())
     (made.work / "playbooks" / "verify.yaml").write_text(yaml.safe_dump(VERIFY, sort_keys=False))
     made.serve()
     yield made

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from ddtree_deploy.sandbox.sshd import SshServer
+from tests.ports import free_port
 from tests.ssh.box import Box, differs
-from tests.ssh.conftest import next_port
 
 pytestmark = pytest.mark.ssh
 
@@ -24,13 +24,13 @@ MANY = 300
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     folder = tmp_path_factory.mktemp("moods")
-    with SshServer(folder / "ssh", next_port(), folder / "home") as running:
+    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
         yield running
 
 
 @pytest.fixture
 def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path, server, port=next_port())
+    made = Box(tmp_path, server, port=free_port())
     hosts = made.work / "hosts.yaml"
     data = yaml.safe_load(hosts.read_text())
     data["hosts"]["box"]["service"]["start"]["stalled_after"] = "5s"

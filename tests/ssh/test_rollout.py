@@ -24,8 +24,8 @@ from ddtree_deploy.onhost.state import layout
 from ddtree_deploy.onhost.state.lock import write_owner
 from ddtree_deploy.sandbox.sshd import SshServer
 from tests.lab import tree
+from tests.ports import free_port
 from tests.ssh.box import OVERLAID, Box, differs, sessions, wait_for, with_run_step
-from tests.ssh.conftest import next_port
 
 pytestmark = pytest.mark.ssh
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.ssh
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     """One flavour, the better one: what differs between them is in the other modules."""
     folder = tmp_path_factory.mktemp("auto")
-    with SshServer(folder / "ssh", next_port(), folder / "home") as running:
+    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
         yield running
 
 
@@ -47,7 +47,7 @@ def box(server: SshServer, tmp_path: Path) -> Box:
 @pytest.fixture
 def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
     """A host whose service runs the chain, started by hand."""
-    made = Box(tmp_path, server, port=next_port())
+    made = Box(tmp_path, server, port=free_port())
     made.serve()
     yield made
     made.close()
@@ -134,7 +134,7 @@ def test_a_venv_that_is_locked_is_refused_naming_its_owner(box: Box) -> None:
 
 
 def test_an_unreachable_host_is_a_failure_and_stops_the_fleet(box: Box) -> None:
-    box.write_hosts(gone={"port": next_port()}, last={})
+    box.write_hosts(gone={"port": free_port()}, last={})
     done = box.run("rollout", "all", "--yes")
     assert done.code == 4, done
     outcomes = [e for e in done.events if e["e"] == "outcome"]
@@ -148,7 +148,7 @@ def test_an_unreachable_host_is_a_failure_and_stops_the_fleet(box: Box) -> None:
 
 
 def test_status_goes_on_past_a_host_that_does_not_answer(box: Box) -> None:
-    box.write_hosts(gone={"port": next_port()}, last={})
+    box.write_hosts(gone={"port": free_port()}, last={})
     done = box.plain("status")
     assert done.returncode == 4
     assert done.stdout.startswith("box ") and "\nlast " in done.stdout
@@ -186,7 +186,7 @@ def test_no_terminal_and_no_consent(box: Box) -> None:
 
 
 def test_a_closed_port(box: Box) -> None:
-    box.write_hosts(gone={"port": next_port()})
+    box.write_hosts(gone={"port": free_port()})
     fails(box, 4, "connection refused", "rollout", "gone", "--yes")
 
 

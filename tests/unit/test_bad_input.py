@@ -14,6 +14,8 @@ import yaml
 
 from ddtree_deploy import cli
 
+pytestmark = pytest.mark.starts  # a server that counts who calls
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -32,6 +32,7 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.starts
 def test_a_signal_while_the_libraries_load_is_one_line_and_130(number: signal.Signals) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STRUCK, str(int(number))],

@@ -15,6 +15,8 @@ import yaml
 
 from tests.lab.matrix.commands import Forked, fork
 
+pytestmark = pytest.mark.starts
+
 Process = Forked | subprocess.Popen[str]
 
 

@@ -30,6 +30,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("when", ["held", "at once"])
+@pytest.mark.starts
 def test_signals_after_the_first_do_not_replace_its_exit_code(when: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, when], capture_output=True, text=True, check=False, timeout=120
@@ -52,6 +53,7 @@ sys.exit(7)
 
 
 @pytest.mark.parametrize("when", ["told", "over"])
+@pytest.mark.starts
 def test_a_verdict_that_is_known_gets_out_whoever_interrupts(when: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, when], capture_output=True, text=True, check=False, timeout=120

@@ -286,6 +286,7 @@ def test_what_a_variant_installs(tmp_path: Path) -> None:
         assert entries[f"blobs/{item.blob}"] == item.data
 
 
+@pytest.mark.starts
 def test_importlib_and_pip_accept_the_dist_info(tmp_path: Path) -> None:
     write(tmp_path / "p", PAYLOAD_FILES)
     (variant,) = payload.load(tmp_path / "p").variants

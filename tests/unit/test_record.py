@@ -103,6 +103,7 @@ def test_the_zipapp_holds_only_the_host_s_package() -> None:
     assert not [n for n in names if "__pycache__" in n or "fault" in n]
 
 
+@pytest.mark.starts
 def test_the_zipapp_runs_isolated_without_site_packages(tmp_path: Path) -> None:
     file = tmp_path / "runner.pyz"
     file.write_bytes(zipapp.archive())
@@ -116,6 +117,7 @@ def test_the_zipapp_runs_isolated_without_site_packages(tmp_path: Path) -> None:
     assert done.returncode == 2 and "usage" in done.stderr
 
 
+@pytest.mark.starts
 def test_the_facts_script_runs_from_stdin_and_leaves_no_file(tmp_path: Path) -> None:
     request = FactsRequest(protocol=PROTOCOL, state_dir=str(tmp_path / "state"), refs=["site:x.py"])
     before = sorted(p.name for p in tmp_path.iterdir())

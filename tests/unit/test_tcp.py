@@ -14,6 +14,8 @@ import pytest
 
 from ddtree_deploy.ssh import tcp
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
