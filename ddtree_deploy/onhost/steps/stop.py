@@ -24,9 +24,9 @@ def do(ctx: Context) -> str:
                 + stopping.leftovers(control, left, busy, 0.0, False)
             )
         raise StepSkipped("the service was not running")
+    gpus = gpu_memory.used_by(pid for pid, _ in control.processes().members)
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
     ctx.progress(drained)
-    gpus = gpu_memory.used_by(pid for pid, _ in control.processes().members)
     boot_guard.put(ctx)
     ctx.intent(
         record=str(ctx.backup_dir),
