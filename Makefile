@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 8
 PYTEST   = $(BIN)/pytest -q --dist loadgroup
 
-.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt race clean
+.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt downtime race clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -60,6 +60,9 @@ gate-proof: setup      ## real SGLang, ten times: a slowed server fails `benchma
 
 rtt: setup             ## round trips and CPU of a rollout through a WAN, beside one hand-written tar over ssh; root
 	$(BIN)/python -m benchmarks.rtt
+
+downtime: setup        ## seconds without service, as a client sees them, beside `systemctl restart`; needs root
+	$(BIN)/python -m benchmarks.downtime
 
 faults: setup          ## every fault at every instant of a rollout and a rollback, on real hosts; needs root
 	$(BIN)/python -m tests.lab.matrix

@@ -125,6 +125,7 @@ def describe(found: dict[str, Any]) -> list[str]:
         f"{found['verdict']}" + (f" at {found['step']}" if found["step"] else "")
         + (f": {found['reason']}" if found["reason"] else ""),
         f"the host was left: {found['state']}",
+        *([] if found["down_s"] is None else [f"without service: {span(found['down_s'])}"]),
     ]  # fmt: skip
     host = found["fingerprint"]
     if host:

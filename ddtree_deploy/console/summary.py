@@ -15,7 +15,8 @@ def host_lines(outcome: Outcome) -> list[str]:
     head = f"{outcome.host}: {outcome.action} {_word(outcome)}"
     if outcome.step and outcome.exit_code:
         head += f" at {safe(outcome.step)}"
-    lines = [f"{head} ({span(outcome.seconds)})"]
+    down = "" if outcome.down_s is None else f", down {span(outcome.down_s)}"
+    lines = [f"{head} ({span(outcome.seconds)}{down})"]
     if outcome.reason:
         lines.append(f"  reason  {safe(outcome.reason)}")
     if outcome.state:

@@ -55,6 +55,7 @@ class Context:
     recovered: bool = False  # the run's own runner died
     recorded: bool = False  # the decision was carried out to its end (see `commit.forward`)
     served: int = 0  # main process of a service that this run did not start, as its first gate met it
+    answered: float = 0.0  # when the service last answered us, in seconds since 1970; 0: not in this process
     held: str = ""  # step and reason of the gate that could not decide, where the plan says `hold`
 
     @property

@@ -104,6 +104,7 @@ def assemble(run: str, files: Files) -> dict[str, Any]:
         "created": plan.get("created", ""),
         "started": first.get("t"),
         "seconds": _seconds(files.events, summary),
+        "down_s": last.get("down_s"),
         "verdict": last.get("verdict") or "unknown",
         "exit": exit_code if isinstance(exit_code, int) else None,
         "state": last.get("state") or (STATE_UNTOUCHED if not files.events else "unknown"),

@@ -36,6 +36,7 @@ class Outcome:
     reason: str = ""
     next_command: str = ""
     seconds: float = 0.0
+    down_s: float | None = None  # without service; None: it was not stopped, or did not come back
     execs: int = 0
     sent: int = 0  # bytes of the execs' stdin
     received: int = 0  # bytes of their stdout and stderr

@@ -281,6 +281,7 @@ def of_end(host: str, action: str, end: dict[str, Any]) -> Outcome:
         step=str(end.get("step", "")),
         reason=str(end.get("reason", "")),
         next_command=str(end.get("next", "")) or f"ddtree-deploy status {host}",
+        down_s=end.get("down_s"),
     )
 
 

@@ -19,6 +19,7 @@ Moods:
   orphan                    a child in the server's session outlives it, renamed: no environment, no port
   ignore_term               SIGTERM is ignored
   linger_s                  after SIGTERM it serves on for so long, with /health at 503, as SGLang does
+  exit_s                    after that it closes its port, and takes so long until it is gone
   wrong_tokens              every token is another one from this position on
   fewer_tokens              this many tokens less than asked
   no_tokens                 200 with an empty output
@@ -336,6 +337,8 @@ def main() -> None:
         fake.stopping.set()
         while fake.running:
             time.sleep(0.02)
+        server.server_close()
+        time.sleep(float(fake.mood("exit_s", 0.0)))
         print("Shutdown complete", flush=True)
         os._exit(0)
 

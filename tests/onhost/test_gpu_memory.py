@@ -64,6 +64,32 @@ def test_what_is_needed_is_there_before_but_still_growing(driver: Path, ctx: Con
     assert gpu_memory.wait_free(ctx, {"GPU-a"}, 0.5) == "79000 MiB free on 1 GPU"
 
 
+def test_what_the_service_held_is_back_at_the_first_look(driver: Path, ctx: Context) -> None:
+    says(driver, 2000, 79010)
+    (driver / "apps").write_text("GPU-a, 11, 70000\nGPU-a, 12, 7000\nGPU-b, 1, 79900\n")
+    all_back = gpu_memory.free_without([11, 12])
+    assert all_back == {"GPU-a": 79000}
+    assert gpu_memory.wait_free(ctx, {"GPU-a"}, 0.85, all_back=all_back) == "79010 MiB free on 1 GPU"
+    assert (driver / "looks").read_text().strip() == "2"
+
+
+def test_half_of_it_back_is_no_level_even_where_it_is_enough(driver: Path, ctx: Context) -> None:
+    says(driver, 50000, 60000, 79000)
+    assert gpu_memory.wait_free(ctx, {"GPU-a"}, 0.5, all_back={"GPU-a": 79000}) == "79000 MiB free on 1 GPU"
+
+
+def test_enough_for_the_old_one_may_be_too_little_for_the_new(driver: Path, ctx: Context) -> None:
+    says(driver, 50000)
+    with pytest.raises(StepFailed, match="68000 MiB needed"):
+        gpu_memory.wait_free(ctx, {"GPU-a"}, 0.85, limit_s=0.3, all_back={"GPU-a": 50000})
+
+
+def test_a_driver_that_does_not_tell_how_much_is_held_promises_nothing(driver: Path) -> None:
+    says(driver, 2000)
+    (driver / "apps").write_text("GPU-a, 11, 70000\nGPU-a, 12, [N/A]\n")
+    assert gpu_memory.free_without([11, 12]) == {}
+
+
 def test_a_leftover_is_named_with_its_pid_and_command_at_the_deadline(driver: Path, ctx: Context) -> None:
     says(driver, 2000)
     (driver / "apps").write_text(f"GPU-a, {os.getpid()}, 77000\nGPU-b, 1, 79900\n")

@@ -72,6 +72,7 @@ def test_a_passed_run(tmp_path: Path) -> None:
     assert found["measurements"]["before"]["algorithm"] == "DFLASH"
     assert found["measurements"]["after"]["algorithm"] == "DDTREE"
     assert found["measurements"]["speed"]["ratio"] == pytest.approx(646 / 500, rel=0.02)
+    assert found["down_s"] == 187.5
     assert found["traffic"] == {"execs": 2, "sent": 96_412, "received": 61_230}
     assert found["warnings"] == []
 
@@ -79,6 +80,7 @@ def test_a_passed_run(tmp_path: Path) -> None:
 def test_a_failed_gate_shows_what_never_ran_and_what_was_undone(tmp_path: Path) -> None:
     found = bundle.load(samples.write_run(tmp_path, "slow"))
     assert (found["verdict"], found["exit"], found["step"]) == ("fail", 1, "benchmark")
+    assert found["down_s"] is None, "its journal is one of an older release"
     assert step(found, "soak")["verdict"] == "not run"
     assert step(found, "install")["undo"] == {"phase": "done", "what": "undo", "reason": ""}
 

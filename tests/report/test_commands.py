@@ -66,6 +66,8 @@ def test_show(app: typer.Typer, here: Path, capsys: pytest.CaptureFixture[str]) 
         "output_tokens_per_s 499.8 245.6",
     ):
         assert said in out
+    call(app, "show", "000000")
+    assert "without service: 3 min 07 s" in capsys.readouterr().out
     call(app, "show", "000001", "--json")
     assert json.loads(capsys.readouterr().out)["host"] == "gpu2"
 

@@ -82,6 +82,11 @@ def test_the_page_tells_verdict_gate_figures_and_next_command(tmp_path: Path) ->
         assert said in words
 
 
+def test_the_page_tells_the_time_without_service_where_it_is_known(tmp_path: Path) -> None:
+    assert "<dt>without service</dt><dd>3 min 07 s</dd>" in page(tmp_path, "good")
+    assert "without service" not in page(tmp_path, "slow")
+
+
 def test_what_a_host_prints_cannot_become_markup(tmp_path: Path) -> None:
     text = page(tmp_path, "compile")
     assert "<script>alert" not in text

@@ -15,6 +15,7 @@ from ddtree_deploy.console.live import LiveView
 from ddtree_deploy.console.summary import fleet_lines, host_lines
 from ddtree_deploy.console.view import JsonView, PlainView, line_of
 from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.rollout import of_end
 from ddtree_deploy.text import safe, size, span
 
 EVIL = "\x1b]0;owned\x07\x1b[2J[bold red]x[/] \u202egnp.exe\r\nline two"
@@ -152,6 +153,17 @@ def test_the_summary_shows_before_and_after() -> None:
     assert rows["output tokens/s"] == ["100.0", "180.0"]
     assert rows["TTFT, ms"] == ["12.0", "13.0"] and rows["TPOT, ms"] == ["9.50", "5.25"]
     assert "  wire    2 execs, 61.2 kB sent, 900 B received" in lines
+
+
+def test_the_summary_says_how_long_users_were_without_service() -> None:
+    assert host_lines(outcome(down_s=84.2))[0] == "ct1: rollout passed (75 s, down 84 s)"
+    assert host_lines(outcome())[0] == "ct1: rollout passed (75 s)"
+
+
+def test_the_outcome_takes_it_from_the_end_and_does_without_it() -> None:
+    end = {"e": "end", "exit": 0, "verdict": "pass", "state": "new release serving"}
+    assert of_end("ct1", "rollout", {**end, "down_s": 84.2}).to_dict()["down_s"] == 84.2
+    assert of_end("ct1", "rollout", end).to_dict()["down_s"] is None
 
 
 def test_without_measurements_there_is_no_table() -> None:

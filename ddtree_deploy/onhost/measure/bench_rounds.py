@@ -101,6 +101,7 @@ def client(  # noqa: PLR0917
         raise StepFailed(
             f"the benchmark client ended with status {finished.rc}: {last_line(finished.output)}"
         )
+    ctx.answered = time.time()
     try:
         rounds = [_slim(json.loads(line)) for line in output.read_text().splitlines()]
     except (OSError, ValueError) as e:

@@ -16,6 +16,7 @@ from ..context import Context, Interrupt, StepFailed, StepSkipped
 from ..judge.verdict import Verdict
 from ..programs import bounded
 from ..recovery import boot_guard, commit, deferral
+from ..service import downtime
 from ..service.base import ServiceError
 from ..staging.stage import remove_stage
 from ..state import durable, layout, releases
@@ -264,6 +265,9 @@ def _end(ctx: Context, judged: Verdict, state: str) -> int:
     if state == STATE_HELD:
         following = f"ddtree-deploy confirm {host}, or ddtree-deploy rollback {host}"
     extra: dict[str, Any] = {"recovered": True} if ctx.recovered else {}
+    down_s = downtime.total(ctx.journal.events)
+    if down_s is not None:
+        extra["down_s"] = down_s
     ctx.journal.tolerant = True
     ctx.journal.write(
         "end",

@@ -70,6 +70,15 @@ def used_by(pids: Iterable[int]) -> set[str]:
     return {uuid for uuid, pid, _ in users() if pid in wanted}
 
 
+def free_without(pids: Iterable[int]) -> dict[str, int]:
+    """UUID -> MiB that are free once these processes have given all back; empty where it is not told."""
+    now, wanted = look(), set(pids)
+    held = [(uuid, mib) for uuid, pid, mib in users() if pid in wanted]
+    if any(uuid not in now or not mib for uuid, mib in held):
+        return {}
+    return {uuid: now[uuid].free + sum(mib for u, mib in held if u == uuid) for uuid, _ in held}
+
+
 def fraction_of(argv: list[str]) -> float:
     """The share of each GPU that a server takes, by SGLang's `--mem-fraction-static`; 0: it is not said."""
     try:
@@ -78,8 +87,16 @@ def fraction_of(argv: list[str]) -> float:
         return 0.0
 
 
-def wait_free(ctx: Context, uuids: set[str], fraction: float, limit_s: float = LIMIT_S) -> str:
+def wait_free(
+    ctx: Context,
+    uuids: set[str],
+    fraction: float,
+    limit_s: float = LIMIT_S,
+    all_back: dict[str, int] | None = None,
+) -> str:
     """Wait until free memory has levelled off on these GPUs, at `fraction` of the total at least.
+
+    all_back: see `free_without`; a level of that is the last one, and need not prove itself.
 
     Returns what was seen, for people; "" where nothing can be known. Raises StepFailed after `limit_s`; it
     names who holds the memory.
@@ -94,7 +111,8 @@ def wait_free(ctx: Context, uuids: set[str], fraction: float, limit_s: float = L
         steady = steady + 1 if before.keys() == now.keys() and _level(before, now) else 0
         before = now
         short = {uuid for uuid, memory in now.items() if memory.free < fraction * memory.total}
-        if steady >= STEADY - 1 and not short:
+        back = all(m.free + SLACK_MIB >= (all_back or {}).get(uuid, m.total) for uuid, m in now.items())
+        if (back or steady >= STEADY - 1) and not short:
             least = min(m.free for m in now.values())
             return f"{least} MiB free on {len(now)} GPU{'' if len(now) == 1 else 's'}"
         if time.monotonic() >= end:

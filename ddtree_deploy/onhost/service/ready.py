@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..context import Context, StepFailed
-from . import gpu_memory, proc
+from . import downtime, gpu_memory, proc
 from .base import ServiceControl
 from .sglang_api import Endpoint, HttpError, generate
 
 _TICK_S = 0.1
 _LOOK_S = 1.0  # between looks at all processes
 _ATTEMPT_S = 60.0
-# Between attempts. A model that loads for minutes is not asked twenty times a second, one that is up at once
-# is not waited for.
+# Between attempts, growing from when the port is open: a server that warms up for long is not asked twenty
+# times a second. While nobody listens an attempt costs nothing, and users wait for the first answer.
 _PAUSE_S = (0.05, 0.5)
 _GPU_EVERY_S = 5.0
 # A server that waits in a loop reads a little all the time; loading reads much.
@@ -71,6 +71,8 @@ class Prober:
                 made = generate(self.endpoint, self.prompt, self.max_new_tokens, seconds=_ATTEMPT_S)
             except HttpError as e:
                 self.last_error = str(e)
+                if e.kind == "refused":
+                    began = time.monotonic()
             else:
                 if made.tokens:
                     self.tokens = made.tokens
@@ -119,6 +121,7 @@ def wait_ready(ctx: Context, control: ServiceControl, *, stalled_after_s: float,
                 raise StepFailed(with_log(control, f"not serving after {limit_s:.0f} s; {prober.last_error}"))
     finally:
         prober.stop()
+    downtime.over(ctx)
     check_listener(control)
     return f"generates after {time.monotonic() - began:.1f} s"
 

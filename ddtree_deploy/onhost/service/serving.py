@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -102,5 +103,7 @@ def settled(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
 
 
 def call(ctx: Context, function: Callable[[], T]) -> T:
-    """Run a call that has a deadline of its own in a thread, so that an interrupt need not wait for it."""
-    return bounded.in_thread(function, ctx.check)
+    """Ask the service, with a deadline of the call's own, in a thread: an interrupt need not wait for it."""
+    answer = bounded.in_thread(function, ctx.check)
+    ctx.answered = time.time()
+    return answer

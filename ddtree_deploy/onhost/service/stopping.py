@@ -8,11 +8,11 @@ import signal
 import time
 
 from ..context import Context, StepFailed
-from . import proc
+from . import downtime, proc
 from .base import Footprint, ServiceControl
 from .sglang_api import Endpoint, running_requests
 
-_POLL_S = (0.02, 0.2)
+_POLL_S = (0.02, 0.05)  # users are without service meanwhile, and a look at known processes is cheap
 # After the main process is gone its children get this long before they are asked, too.
 _CHILDREN_S = 3.0
 
@@ -24,6 +24,7 @@ def drain(ctx: Context, endpoint: Endpoint, bound_s: float) -> str:
         running = running_requests(endpoint)
         if running is None:
             return "running requests unknown"
+        ctx.answered = time.time()
         if not running:
             return "no request was running"
         if time.monotonic() >= until:
@@ -40,6 +41,7 @@ def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool) -
     before = control.footprint()
     if ctx.lock is not None:
         ctx.lock.starts(False)
+    downtime.begin(ctx)
     control.terminate()
     after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill)
     count = len(before.members)

@@ -98,6 +98,7 @@ class _Watch:
                         with_log(self.control, text if runs else f"{text}; the service is down: {how}")
                     )
             if ended:
+                self.ctx.answered = time.time()
                 done = self.requests - len(left)
                 self.ctx.progress(f"{done} of {self.requests} requests", done=done, total=self.requests)
                 self._sample(done)

@@ -24,9 +24,10 @@ def do(ctx: Context) -> str:
                 + stopping.leftovers(control, left, busy, 0.0, False)
             )
         raise StepSkipped("the service was not running")
+    pids = {pid for pid, _ in control.processes().members}
+    gpus, all_back = gpu_memory.used_by(pids), gpu_memory.free_without(pids)
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
     ctx.progress(drained)
-    gpus = gpu_memory.used_by(pid for pid, _ in control.processes().members)
     boot_guard.put(ctx)
     ctx.intent(
         record=str(ctx.backup_dir),
@@ -41,7 +42,7 @@ def do(ctx: Context) -> str:
         kill=bool(ctx.option("kill", service.stop_kill)),
     )
     ctx.done()
-    free = gpu_memory.wait_free(ctx, gpus, gpu_memory.fraction_of(control.future_argv()))
+    free = gpu_memory.wait_free(ctx, gpus, gpu_memory.fraction_of(control.future_argv()), all_back=all_back)
     return "; ".join(filter(None, [drained, ended, free]))
 
 
