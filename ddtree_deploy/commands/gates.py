@@ -225,9 +225,7 @@ def run(
 
     with Interrupts() as interrupts:
         job = Job(
-            action=book.action,
             playbook=book,
-            payload=None,
             view=view,
             record=Record(inventory.file),
             interrupts=interrupts,

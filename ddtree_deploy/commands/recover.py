@@ -22,7 +22,7 @@ from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import ask_facts, run_dir_of
-from ddtree_deploy.running.rollout import Emitter, Session, of_end
+from ddtree_deploy.running.rollout import Emitter, Session, completed, of_end
 from ddtree_deploy.ssh import known_hosts
 
 
@@ -41,6 +41,7 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
             link = session.dial()
             facts = ask_facts(link, host, facts_request(host, None))
             emit.run = _run_to_follow(host, facts, record)
+            emit.launched = True
             emit.resume(record)
             follower = Follower(
                 host=host,
@@ -59,14 +60,7 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
             outcome = Outcome.of_error(error, host.name, "attach")
         finally:
             session.close()
-    outcome.run = emit.run
-    outcome.seconds = round(time.monotonic() - begun, 3)
-    outcome.results = emit.results
-    outcome.execs, outcome.sent = session.traffic.execs, session.traffic.sent
-    outcome.received = session.traffic.received
-    emit.keep(lambda kept: kept.summary(outcome.to_dict()))
-    view.outcome(outcome)
-    return outcome.exit_code
+    return completed(outcome, emit, session, begun).exit_code
 
 
 def _never_began(host: Host, run: str, error: GateFailed) -> DeployError:

@@ -22,6 +22,7 @@ from ddtree_deploy.commands.options import (
 from ddtree_deploy.console import View
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.planning.changes import ChangeSet, render
+from ddtree_deploy.planning.plan import make_rollback, make_rollout
 from ddtree_deploy.running import fleet
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.record import Record
@@ -49,8 +50,8 @@ def rollout(  # noqa: PLR0917
         chosen,
         yes=yes,
         json_lines=json_lines,
-        action="rollout",
         playbook=book,
+        make=lambda known, options: make_rollout(known, load, book, options),
         payload=load,
         accept_drift=accept_drift,
     )
@@ -85,12 +86,11 @@ def rollback(  # noqa: PLR0917
         chosen,
         yes=yes,
         json_lines=json_lines,
-        action="rollback",
         playbook=book,
-        payload=None,
+        make=lambda known, options: make_rollback(
+            known, book, options, of_run=runs.get(known.name, ""), to=to
+        ),
         accept_drift=accept_drift,
-        of_runs=runs,
-        to=to,
     )
 
 

@@ -33,14 +33,14 @@ def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
     time = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def remember(host: str, run: str) -> None:
+        if job.payload is None:  # no rollout
+            return
         runs[host] = run
         with contextlib.suppress(OSError):  # a convenience; the host's own state is the truth
             job.record.set_last(Last(time, target, dict(runs)))
 
-    if job.action == "rollout":
-        job.launching = remember
     for host in hosts:
-        outcome = run_host(host, job)
+        outcome = run_host(host, job, remember)
         outcomes.append(outcome)
         if outcome.exit_code != 0:
             break

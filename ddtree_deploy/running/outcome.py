@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.running import next_command
 
 MEANING = {
@@ -48,6 +49,12 @@ class Outcome:
         fields = asdict(self)
         fields["next_command"] = next_command.typed(self.next_command)
         return {**fields, "meaning": meaning(self.exit_code)}
+
+    @classmethod
+    def nothing(cls, host: str, action: str, reason: str) -> Outcome:
+        """The outcome of a host on which there was nothing to do."""
+        status = f"ddtree-deploy status {host}"
+        return cls(host, action, 0, "", "pass", STATE_UNTOUCHED, reason=reason, next_command=status)
 
     @classmethod
     def of_error(cls, error: DeployError, host: str, action: str) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,36 +13,23 @@ from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import STATE_BROKEN
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.remote import parse_event, run_dir_of
-from ddtree_deploy.ssh import Link, Stream
+from ddtree_deploy.ssh import Link
 from ddtree_deploy.ssh.stream import LinkLost, StreamEnded
 
 # A recovery may have to start a server that loads a large model, twice.
 RECOVER_S = 7200.0
+Emit = Callable[[dict[str, Any]], None]
 
 
-def recover_orphan(
-    host: Host, link: Link, facts: Facts, run: str, emit: Callable[[dict[str, Any]], None]
-) -> Outcome:
+def recover_orphan(host: Host, link: Link, facts: Facts, run: str, emit: Emit) -> Outcome:
     """Finish or undo the dead run `run`. Exit code 0, 3 (a person is needed), 5 (somebody else is at it)
     or 8 (the host goes down; the rest is done when it boots).
 
     Raises ContactLost when the connection goes away before the recovery has said how it ended.
     """
-    runner = f"{run_dir_of(facts, run)}/runner.pyz"
-    stream = link.stream(
-        link.command(facts.python, "-I", "-S", runner, "recover", facts.site_dir), stage="recover"
-    )
-    told = _watch(stream, emit)
-    code = stream.exit_status()
-    if code is None:
-        raise ContactLost(
-            "the connection was lost during the recovery",
-            stage="recover",
-            host=host.name,
-            state="the recovery may go on by itself",
-            next_command=f"ddtree-deploy status {host.name}",
-        )
-    said = stream.stderr.decode(errors="replace").strip().splitlines()
+    lost = "the connection was lost during the recovery", "the recovery may go on by itself"
+    code, events, said = command_there(host, link, facts, run, ["recover", facts.site_dir], emit, lost)
+    told = [f"run {e['run']}: {e['reason']}" for e in events if e["e"] == "recovered"]
     return Outcome(
         host.name,
         "recover",
@@ -49,24 +37,38 @@ def recover_orphan(
         run=run,
         verdict="pass" if code == 0 else "fail",
         state={0: "recovered", 8: "going down; recovered when it boots"}.get(code, STATE_BROKEN),
-        reason="; ".join([*told, *said[-1:]]),
+        reason="; ".join([*told, *said]),
         next_command=f"ddtree-deploy status {host.name}",
     )
 
 
-def _watch(stream: Stream, emit: Callable[[dict[str, Any]], None]) -> list[str]:
-    """Show the recovery's events up to its end. Returns what it did, a line a run."""
-    told: list[str] = []
+def command_there(  # noqa: PLR0917
+    host: Host, link: Link, facts: Facts, run: str, words: list[str], emit: Emit, lost: tuple[str, str]
+) -> tuple[int, list[dict[str, Any]], list[str]]:
+    """Have the runner of `run` do `words` on the host, and show its events. Returns its exit status, them,
+    and its last line on stderr, if any.
+
+    lost: message and state of the ContactLost that is raised when it does not say how it ended.
+    """
+    runner = f"{run_dir_of(facts, run)}/runner.pyz"
+    stream = link.stream(link.command(facts.python, "-I", "-S", runner, *words), stage=words[0])
+    events: list[dict[str, Any]] = []
     deadline = time.monotonic() + RECOVER_S
-    try:
+    with contextlib.suppress(StreamEnded, LinkLost):
         while time.monotonic() < deadline:
             line = stream.line(1.0)
             event = parse_event(line) if line is not None else None
-            if event is None:
-                continue
-            if event["e"] == "recovered":
-                told.append(f"run {event['run']}: {event['reason']}")
-            emit({"step": "recover", **event})
-    except (StreamEnded, LinkLost):
-        pass
-    return told
+            if event is not None:
+                events.append(event)
+                emit({"step": words[0], **event})
+    code = stream.exit_status()
+    if code is None:
+        message, state = lost
+        raise ContactLost(
+            message,
+            stage=words[0],
+            host=host.name,
+            state=state,
+            next_command=f"ddtree-deploy status {host.name}",
+        )
+    return code, events, stream.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -19,8 +19,6 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Facts
-from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
-from ddtree_deploy.planning import plan
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.known import Known
@@ -30,7 +28,7 @@ from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record, RunRecord
 from ddtree_deploy.running.recovery import recover_orphan
-from ddtree_deploy.running.remote import ask, cargo, run_dir_of
+from ddtree_deploy.running.remote import Answer, ask, cargo, run_dir_of
 from ddtree_deploy.running.view import View
 
 NOTHING_DONE = "nothing was touched"
@@ -40,18 +38,14 @@ NOTHING_DONE = "nothing was touched"
 class Job:
     """What is to be done on each host of a fleet. `confirm` is asked with the changes; False ends the run."""
 
-    action: str  # rollout | rollback, or one that installs nothing (then `make` plans it)
     playbook: Playbook
-    payload: Payload | None  # None for a rollback
+    make: Callable[[Known, RunOptions], PlanResult | NothingToDo]  # the planner of the playbook's action
     view: View
     record: Record
     interrupts: Interrupts
     confirm: Callable[[ChangeSet], bool]
+    payload: Payload | None = None  # of a rollout
     accept_drift: bool = False
-    of_runs: dict[str, str] = field(default_factory=dict)  # rollback: host -> the rollout to undo
-    to: str = ""  # rollback: the release to go back to
-    launching: Callable[[str, str], None] = lambda host, run: None  # told just before a run begins on a host
-    make: Callable[[Known, RunOptions], PlanResult | NothingToDo] | None = None
     patience: Patience = field(default_factory=Patience)
 
 
@@ -110,98 +104,116 @@ class Session:
             link.close()
 
 
-def run_host(host: Host, job: Job) -> Outcome:
-    """Do the job on one host. Never raises a DeployError: the outcome says it."""
+def run_host(host: Host, job: Job, launching: Callable[[str, str], None]) -> Outcome:
+    """Do the job on one host. Never raises a DeployError: the outcome says it.
+
+    launching: told host and run just before a run begins on the host.
+    """
     begun = time.monotonic()
     emit = Emitter(job.view, host.name)
     session = Session(host)
     try:
         job.interrupts.begin()
-        outcome = _run(host, job, emit, session)
+        outcome = _run(host, job, emit, session, launching)
     except DeployError as error:
         error.host = error.host or host.name
-        outcome = Outcome.of_error(error, host.name, job.action)
+        outcome = Outcome.of_error(error, host.name, job.playbook.action)
     except KeyboardInterrupt:
         stopped = Interrupted("interrupted before anything was started", host=host.name, state=NOTHING_DONE)
-        outcome = Outcome.of_error(stopped, host.name, job.action)
+        outcome = Outcome.of_error(stopped, host.name, job.playbook.action)
     finally:
         session.close()
-    outcome.seconds = round(time.monotonic() - begun, 3)
-    outcome.results = emit.results
+    return completed(outcome, emit, session, begun)
+
+
+def completed(outcome: Outcome, emit: Emitter, session: Session, begun: float) -> Outcome:
+    """The outcome with what was seen and carried since `begun`; it is kept, and shown."""
     traffic = session.traffic
+    outcome.seconds, outcome.results = since(begun), emit.results
     outcome.execs, outcome.sent, outcome.received = traffic.execs, traffic.sent, traffic.received
     if emit.launched:
         outcome.run = emit.run
         emit.keep(lambda record: record.summary(outcome.to_dict()))
-    job.view.outcome(outcome)
+    emit.view.outcome(outcome)
     return outcome
 
 
-def _run(host: Host, job: Job, emit: Emitter, session: Session) -> Outcome:
-    begun = time.monotonic()
+def _run(
+    host: Host, job: Job, emit: Emitter, session: Session, launching: Callable[[str, str], None]
+) -> Outcome:
     key = host.secrets()  # bad input is found before the host is asked
-    link = session.dial()
-    emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
-    begun = time.monotonic()
-    answer = ask(link, host, facts_request(host, job.payload))
-    facts = answer.facts
-    emit({"e": "facts", "seconds": since(begun), **facts_summary(facts)})
-    refuse_if_locked(host, facts)
-    if facts.orphan is not None:  # what a dead run left half-way is put right before anything is planned
-        emit.run = facts.orphan.run
+    link = _connect(host, emit, session)
+    answer = _ask(host, job, link, emit)
+    if answer.facts.orphan is not None:  # put right before anything is planned
+        emit.run = answer.facts.orphan.run
         answer.close()
-        recovered = recover_orphan(host, link, facts, facts.orphan.run, emit)
+        recovered = recover_orphan(host, link, answer.facts, emit.run, emit)
         if recovered.exit_code:
             return recovered
         answer = ask(link, host, facts_request(host, job.payload))
-        facts = answer.facts
-    options = RunOptions.at(
+    known = Known(host, answer.facts)
+    made = job.make(known, _options(job, key))
+    if isinstance(made, NothingToDo) or (job.payload is not None and made.changes.empty and _serving(known)):
+        live = f"this release is live already ({known.live})"
+        reason = made.reason if isinstance(made, NothingToDo) else live
+        return Outcome.nothing(host.name, job.playbook.action, reason)
+    made = _agree(known, job, made, emit)
+    run_dir = run_dir_of(known.facts, made.plan.run)
+    follower = Follower(
+        host=host,
+        run_dir=run_dir,
+        python=known.facts.python,
+        connect=session.dial,
+        emit=emit,
+        interrupts=job.interrupts,
+        patience=job.patience,
+    )
+    emit.record = _record(job.record, made, known.facts)
+    emit.launched = True
+    launching(host.name, made.plan.run)  # now: this process may not live to see the end
+    end = follower.launch(link, answer.stream, cargo(made.plan, run_dir, made.archive))
+    return of_end(host.name, job.playbook.action, end)
+
+
+def _connect(host: Host, emit: Emitter, session: Session) -> ssh.Link:
+    begun = time.monotonic()
+    link = session.dial()
+    emit({"e": "connected", "seconds": since(begun), "text": f"{host.address} port {host.port}"})
+    return link
+
+
+def _ask(host: Host, job: Job, link: ssh.Link, emit: Emitter) -> Answer:
+    """What the host is. Raises LockedError where another run holds it."""
+    begun = time.monotonic()
+    answer = ask(link, host, facts_request(host, job.payload))
+    emit({"e": "facts", "seconds": since(begun), **facts_summary(answer.facts)})
+    refuse_if_locked(host, answer.facts)
+    return answer
+
+
+def _options(job: Job, key: dict[str, str]) -> RunOptions:
+    return RunOptions.at(
         datetime.now(timezone.utc),
         secrets.token_hex(3),
         f"{getpass.getuser()}@{socket.gethostname()}",
         accept_drift=job.accept_drift,
         secrets=key,
     )
-    known = Known(host, facts)
-    made = _plan(known, job, options)
-    if isinstance(made, NothingToDo):
-        return _nothing(host, job, made.reason)
-    if job.action == "rollout" and made.changes.empty and _serving(host, facts):
-        return _nothing(host, job, f"this release is live already ({made.changes.live_release})")
+
+
+def _agree(known: Known, job: Job, made: PlanResult, emit: Emitter) -> PlanResult:
+    """The plan, shown, confirmed, checked here, and signed."""
+    host, payload = known.host, job.payload
     emit.run = made.plan.run
     emit(plan_event(made, [step.name for step in job.playbook.steps]))
     if not job.confirm(made.changes):
         raise Interrupted("not confirmed", stage="plan", host=host.name, state=NOTHING_DONE)
-    if job.payload is not None and job.playbook.step("local") is not None:
-        _local(host, job.payload, made, facts, emit)
-    if host.sign_with is not None and job.action == "rollout":
-        signed = signing.sign(host, host.sign_with, made.plan.payload_digest)
-        made = replace(made, plan=replace(made.plan, signature=signed))
-    run_dir = run_dir_of(facts, made.plan.run)
-    follower = Follower(
-        host=host,
-        run_dir=run_dir,
-        python=facts.python,
-        connect=session.dial,
-        emit=emit,
-        interrupts=job.interrupts,
-        patience=job.patience,
-    )
-    emit.record = _record(job.record, made, facts)
-    emit.launched = True
-    job.launching(host.name, made.plan.run)  # now: this process may not live to see the end
-    return of_end(
-        host.name, job.action, follower.launch(link, answer.stream, cargo(made.plan, run_dir, made.archive))
-    )
-
-
-def _plan(known: Known, job: Job, options: RunOptions) -> PlanResult | NothingToDo:
-    if job.make is not None:
-        return job.make(known, options)
-    if job.payload is None:
-        of_run = job.of_runs.get(known.name, "")
-        return plan.make_rollback(known, job.playbook, options, of_run=of_run, to=job.to)
-    return plan.make_rollout(known, job.payload, job.playbook, options)
+    if payload is not None and job.playbook.step("local") is not None:
+        _local(host, payload, made, known.facts, emit)
+    if payload is None or host.sign_with is None:
+        return made
+    signed = signing.sign(host, host.sign_with, made.plan.payload_digest)
+    return replace(made, plan=replace(made.plan, signature=signed))
 
 
 def _local(host: Host, payload: Payload, made: PlanResult, facts: Facts, emit: Emitter) -> None:
@@ -236,24 +248,11 @@ def _record(record: Record, made: PlanResult, facts: Facts) -> RunRecord:
     return begun
 
 
-def _nothing(host: Host, job: Job, reason: str) -> Outcome:
-    return Outcome(
-        host=host.name,
-        action=job.action,
-        exit_code=0,
-        verdict="pass",
-        state=STATE_UNTOUCHED,
-        reason=reason,
-        next_command=f"ddtree-deploy status {host.name}",
-    )
-
-
-def _serving(host: Host, facts: Facts) -> bool:
+def _serving(known: Known) -> bool:
     """Whether nothing needs to be put right: no dead run, and the service (if any) is up."""
-    if facts.orphan is not None:
-        return False
-    service = facts.service
-    return host.service is None or (service is not None and service.state == "active" and service.listening)
+    service = known.facts.service
+    up = service is not None and service.state == "active" and service.listening
+    return known.facts.orphan is None and (known.host.service is None or up)
 
 
 def refuse_if_locked(host: Host, facts: Facts) -> None:
