@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +76,7 @@ def list_runs(
     rows = history.rows(runs, host)
     if json_lines:
         for row in rows:
-            typer.echo(json.dumps(row.to_dict()))
+            typer.echo(json.dumps(asdict(row)))
         return
     if not rows:
         typer.echo(f"no run{' on ' + host if host else ''} is recorded in {runs}")
@@ -162,7 +163,7 @@ def compare(first: Run, second: Run, hosts: Hosts = None, json_lines: Json = Fal
     found = diff.compare(one, two)
     if json_lines:
         for difference in found:
-            typer.echo(json.dumps(difference.to_dict()))
+            typer.echo(json.dumps(asdict(difference)))
         return
     if not found:
         typer.echo(f"{one['run']} and {two['run']} differ in nothing but their time")

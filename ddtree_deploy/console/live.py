@@ -67,20 +67,17 @@ class LiveView:
             self._console.print(Text(f"{host}  {line}", style="dim"))
 
     def text(self, lines: list[str]) -> None:
-        if self._live is not None:  # somebody may be asked next; the picture comes back with the next event
-            self._live.stop()
-            self._live = None
+        self._stop()  # somebody may be asked next; the picture comes back with the next event
         for line in lines:
             self._console.print(Text(line))
 
     def outcome(self, outcome: Outcome) -> None:
         self.close()
-        good = outcome.exit_code == 0
-        for i, line in enumerate(host_lines(outcome)):
-            if i == 0:
-                self._console.print()
-            style = ("bold green" if good else "bold red") if i == 0 else ""
-            self._console.print(Text(line, style=style))
+        head, *rest = host_lines(outcome) or [""]
+        if head:
+            self._console.print()
+            self._console.print(Text(head, style="bold green" if outcome.exit_code == 0 else "bold red"))
+        self.text(rest)
         print_error(outcome)
 
     def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
@@ -88,10 +85,13 @@ class LiveView:
 
     def close(self) -> None:
         """Leave the screen as it is; the next host draws anew."""
+        self._stop()
+        self._rows = {}
+
+    def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        self._rows = {}
 
     def _row(self, host: str, name: str) -> Row:
         if self._live is None:

@@ -18,11 +18,24 @@ from ddtree_deploy.text import safe, span
 PROGRESS_EVERY_S = 5.0
 
 
-class PlainView:
-    """Lines `HOST  STEP  what`. Progress of a step at most every 5 s."""
+class _Lines:
+    """What both ways share: lines on stdout."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
+
+    def close(self) -> None:
+        self._out.flush()
+
+    def _print(self, line: str) -> None:
+        self._out = show(line, self._out)
+
+
+class PlainView(_Lines):
+    """Lines `HOST  STEP  what`. Progress of a step at most every 5 s."""
+
+    def __init__(self, out: IO[str]) -> None:
+        super().__init__(out)
         self._shown: dict[tuple[str, str], float] = {}
 
     def event(self, host: str, run: str, event: Event) -> None:
@@ -48,39 +61,27 @@ class PlainView:
     def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
         self.text(fleet_lines(outcomes, waiting))
 
-    def close(self) -> None:
-        self._out.flush()
 
-    def _print(self, line: str) -> None:
-        self._out = show(line, self._out)
-
-
-class JsonView:
+class JsonView(_Lines):
     """JSON lines, one object an event; keys are stable (docs/events.md). Nothing else goes to stdout."""
 
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
-
     def event(self, host: str, run: str, event: Event) -> None:
-        self._print({"host": host, "run": run, "t": round(time.time(), 3), **event})
+        self._object({"host": host, "run": run, "t": round(time.time(), 3), **event})
 
     def text(self, lines: list[str]) -> None:
         return
 
     def outcome(self, outcome: Outcome) -> None:
-        self._print({"t": round(time.time(), 3), "e": "outcome", **outcome.to_dict()})
+        self._object({"t": round(time.time(), 3), "e": "outcome", **outcome.to_dict()})
         print_error(outcome)
 
     def fleet(self, outcomes: list[Outcome], waiting: list[str]) -> None:
         codes = {o.host: o.exit_code for o in outcomes}
-        self._print({"t": round(time.time(), 3), "e": "fleet", "exits": codes, "waiting": waiting})
+        self._object({"t": round(time.time(), 3), "e": "fleet", "exits": codes, "waiting": waiting})
 
-    def close(self) -> None:
-        self._out.flush()
-
-    def _print(self, data: Event) -> None:
+    def _object(self, data: Event) -> None:
         # ASCII, so that no control character of a host's output reaches a terminal as itself.
-        self._out = show(json.dumps(data, separators=(",", ":")), self._out)
+        self._print(json.dumps(data, separators=(",", ":")))
 
 
 def show(line: str, out: IO[str]) -> IO[str]:

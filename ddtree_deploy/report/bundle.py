@@ -23,7 +23,7 @@ STAGE = "evidence"
 
 
 @dataclass(frozen=True)
-class Files:
+class RunFiles:
     """What was found in a run's folder. Missing ones are empty, and named in `warnings`."""
 
     plan: dict[str, Any]
@@ -66,7 +66,7 @@ def load(folder: Path) -> dict[str, Any]:
     return assemble(folder.name, read(folder))
 
 
-def read(folder: Path) -> Files:
+def read(folder: Path) -> RunFiles:
     """The files of a run's folder, parsed."""
     warnings: list[str] = []
     parts: dict[str, dict[str, Any]] = {}
@@ -81,10 +81,10 @@ def read(folder: Path) -> Files:
         warnings.append("journal.jsonl is missing")
     if not parts["plan.json"] and not events:
         raise InputError("neither a plan nor a journal is here", file=folder, stage=STAGE)
-    return Files(parts["plan.json"], events, parts["summary.json"], parts["facts.json"], warnings)
+    return RunFiles(parts["plan.json"], events, parts["summary.json"], parts["facts.json"], warnings)
 
 
-def assemble(run: str, files: Files) -> dict[str, Any]:
+def assemble(run: str, files: RunFiles) -> dict[str, Any]:
     """Bring the files into the bundle's shape. Pure."""
     plan, summary = files.plan, files.summary
     ended = journal.end(files.events)
@@ -140,8 +140,7 @@ def _target(target: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(facts: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    """What the host is, as flat as it goes: the part of the bundle that `diff` compares between hosts and
-    days."""
+    """What the host is, as flat as it goes: what `diff` compares between hosts and days."""
     service = facts.get("service") or {}
     planned = plan.get("service") or {}
     packages = facts.get("packages") or {}

@@ -1,10 +1,9 @@
-"""What differs between two runs: two hosts, or two days. Pure: two bundles -> differences, grouped for
-people."""
+"""What differs between two runs: two hosts, or two days. Pure: two bundles -> differences, in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 _ABSENT = "-"
@@ -22,14 +21,9 @@ class Difference:
     second: str
     change: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
-
 
 def compare(one: dict[str, Any], two: dict[str, Any]) -> list[Difference]:
-    """Differences in the order of _SECTIONS; empty when nothing differs but run, time and speed within 0.5
-    %."""
+    """Differences in the order of _SECTIONS; run, time, and speed within 0.5 % do not count."""
     found: list[Difference] = []
     for section, fields in _SECTIONS.items():
         a, b = dict(fields(one)), dict(fields(two))
@@ -86,8 +80,7 @@ def _gates(b: dict[str, Any]) -> Fields:
 
 
 def _flags(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """`--flag value`, `--flag=value` and bare flags, so that a changed value is one line and not a whole
-    command."""
+    """`--flag value`, `--flag=value`, bare flags: a changed value is one line, not a whole command."""
     name = ""
     for position, word in enumerate(argv):
         if word.startswith("--"):

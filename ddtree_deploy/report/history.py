@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.report import bundle
@@ -25,10 +24,6 @@ class Row:
     state: str
     who: str
     seconds: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 def rows(runs: Path, host: str = "") -> list[Row]:

@@ -87,12 +87,16 @@ def plots(measured: dict[str, Any]) -> dict[str, Markup]:
 
 def sweep(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
     """{rows, best, schedule, plots} of a sweep's figures; None for other runs."""
-    found = next((s["figures"] for s in steps if s["kind"] == "sweep" and s["figures"]), None)
+    found = _figures_of(steps, "sweep")
     if found is None:
         return None
     plots = [Markup(svg) for figure in charts.SWEEP if (svg := charts.sweep(found["rows"], *figure))]
     rows = [{"host_percent": None, "host_moved": False, **row} for row in found["rows"]]
     return {"rows": rows, **{k: found[k] for k in ("best", "schedule", "restart")}, "plots": plots}
+
+
+def _figures_of(steps: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    return next((s["figures"] for s in steps if s["kind"] == kind and s["figures"]), None)
 
 
 def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
@@ -131,8 +135,8 @@ def loads(measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 def told(steps: list[dict[str, Any]]) -> str:
     """Who was compared with whom, token for token; empty where no gate did."""
-    found: dict[str, Any] = next((s["figures"] for s in steps if s["kind"] == "tokens" and s["figures"]), {})
-    if not found.get("reference"):
+    found = _figures_of(steps, "tokens")
+    if found is None or not found.get("reference"):
         return ""
     return f"{found.get('speculative') or 'no speculation'} against {found['reference']}"
 
@@ -153,7 +157,7 @@ def compared(acceptance: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def soak(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
     """{requests, concurrency, seconds, plot} of the soak's figures; None where there was none."""
-    found = next((s["figures"] for s in steps if s["kind"] == "soak" and s["figures"]), None)
+    found = _figures_of(steps, "soak")
     if found is None:
         return None
     lines = {"processes": found.get("memory_mib") or [], "GPUs": found.get("gpu_mib") or []}
