@@ -184,8 +184,7 @@ def count(values: Sequence[float], edges: Sequence[float]) -> list[int]:
 
 
 def bins(values: Sequence[float], at_most: int = 12) -> list[float]:
-    """Edges of equal bins that hold all values, with round widths; the last edge is above the largest
-    value."""
+    """Edges of equal bins of round widths that hold all values; the last edge is above the largest."""
     if not values:
         return []
     low, high = min(values), max(values)

@@ -85,6 +85,5 @@ def _command(argv: Any) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """Output for people: progress bars collapse to their last state, control characters are shown as
-    escapes."""
+    """Output for people: progress bars in their last state, control characters as escapes."""
     return [safe(line.rstrip("\r").rsplit("\r", 1)[-1]) for line in text.split("\n") if line.strip()]

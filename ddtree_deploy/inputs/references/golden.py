@@ -1,5 +1,4 @@
-"""Golden files: greedy answers of a server known to be right, recorded once, compared with for as long as it
-fits.
+"""Golden files: greedy answers of a server known to be right, compared with for as long as they fit.
 
 {"format", "host", "recorded", "identity": {model, sglang, gpu, dtype, ...}, "epsilon", "tie_share",
 "max_new_tokens", "texts": [prompt], "sample": {prompts, outputs, completion, verify_steps, speculative,

@@ -122,8 +122,7 @@ def owner_of(python: str) -> dict[str, Any]:
 
 
 def cuda_of(torch_folder: str) -> str:
-    """The CUDA that torch was built for, out of its version.py: importing torch takes seconds; empty for
-    none."""
+    """The CUDA that torch was built for, "" for none; from version.py: importing torch takes seconds."""
     try:
         with open(os.path.join(torch_folder, "version.py"), encoding="utf-8", errors="replace") as f:
             text = f.read(65536)

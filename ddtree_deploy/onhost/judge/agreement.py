@@ -1,5 +1,4 @@
-"""Do two servers say the same, token for token, and does the tree accept as much as it should? Pure
-functions.
+"""Do two servers say the same, token for token, and does the tree accept as much as it should? Pure.
 
 A speculative server may differ from the target model only where the target itself cannot decide: its best two
 tokens are closer than `epsilon` (natural log of probability). Those are *ties*, counted; anything else is
@@ -26,8 +25,7 @@ UNKNOWN_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Continuation:
-    """One greedy answer. tokens: ids. logprobs: of each token. top2: per position the best two (id,
-    log-prob)."""
+    """One greedy answer. tokens: ids. logprobs: of each token. top2: the best two (id, log-prob)."""
 
     prompt: str  # name or number of the prompt, for people
     tokens: list[int]
@@ -37,8 +35,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first position (0-based, in generated tokens) where two answers part. gap: reference's top-1 -
-    top-2."""
+    """The first generated token (from 0) where two answers part. gap: reference's top-1 - top-2."""
 
     prompt: str
     position: int
@@ -147,8 +144,7 @@ def _shown(d: Divergence, reference: Continuation, candidate: Continuation) -> d
 
 
 def self_agreement(runs: Sequence[Sequence[Continuation]]) -> tuple[float, float]:
-    """(epsilon, tie share) that a reference shows against itself: runs of the same prompts, the first is
-    compared with.
+    """(epsilon, tie share) of a reference against itself: runs of the same prompts, against the first.
 
     epsilon is twice the widest gap at which it parted from itself, never under EPSILON_FLOOR; the share is
     the largest of one run. Raises ValueError with fewer than two runs, where a gap was not kept, or where one
@@ -178,8 +174,7 @@ def self_agreement(runs: Sequence[Sequence[Continuation]]) -> tuple[float, float
 
 
 def identity_differences(recorded: dict[str, str], found: dict[str, str]) -> list[str]:
-    """What keeps a golden file from being a reference here: `model: recorded 'a', here 'b'`; empty when it
-    fits."""
+    """Why a golden file is no reference here: `model: recorded 'a', here 'b'`; empty when it is."""
     return [
         f"{name}: recorded {recorded.get(name, '')!r}, here {found.get(name, '')!r}"
         for name in sorted(recorded.keys() | found.keys())

@@ -37,8 +37,7 @@ MIN_RATIO = 0.95
 
 @dataclass(frozen=True)
 class Round:
-    """One round of the benchmark client. Seconds; tokens are output tokens; warmup rounds are never
-    judged."""
+    """One round of the benchmark client. Seconds, output tokens; warm-up rounds are never judged."""
 
     requested: int
     completed: int
@@ -51,8 +50,7 @@ class Round:
     def of_client(
         cls, raw: dict[str, Any], requested: int, output_len: int, *, warmup: bool = False
     ) -> Round:
-        """From one result of SGLang's benchmark client. It counts successes only, so `requested` is ours
-        to know."""
+        """From one result of SGLang's client. It counts successes only; `requested` is what was asked."""
         tokens = raw.get("total_output_tokens")
         return cls(
             requested=requested,
@@ -147,8 +145,7 @@ def _valid(rounds: Sequence[Round]) -> list[Round]:
 
 
 def _lost(m: Measurements) -> tuple[str, str] | None:
-    """A round after with lost requests or tokens fails, whatever the speed of the rest; unless it was so
-    before."""
+    """A round after with lost requests or tokens fails at any speed, unless it was so before."""
     bad = [(i, r) for i, r in enumerate(m.after, 1) if r.void]
     if not bad:
         return None

@@ -33,8 +33,7 @@ class TooFewRounds(ValueError):
 
 @dataclass(frozen=True)
 class Interval:
-    """A shift on the log scale with its confidence interval. `coverage`: what the exact interval really
-    covers."""
+    """A shift on the log scale with its confidence interval. `coverage`: of the exact interval."""
 
     shift: float
     low: float
@@ -47,8 +46,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def minus(self, other: Interval) -> Interval:
-        """The shift that is left when `other`, measured independently, is taken off; the arms add in
-        quadrature."""
+        """The shift without `other`, measured independently; the arms add in quadrature."""
         shift = self.shift - other.shift
         down = math.hypot(self.shift - self.low, other.high - other.shift)
         up = math.hypot(self.high - self.shift, other.shift - other.low)
@@ -111,8 +109,7 @@ def interval_rank(m: int, n: int, confidence: float = CONFIDENCE) -> tuple[int, 
 
 
 def hodges_lehmann(before: Sequence[float], after: Sequence[float]) -> float:
-    """Shift of log `after` against log `before`: the median of all pairwise differences. Takes raw values
-    (> 0)."""
+    """Shift of log `after` against log `before`: the median of pairwise differences. Values > 0."""
     x = logs(before)
     return median(a - b for a in logs(after) for b in x)
 
@@ -204,8 +201,7 @@ class Resolution:
 
 
 def expected_half_width(round_sd: float, m: int, n: int) -> float:
-    """Mean half-width of the exact 95 % interval for normal log noise of `round_sd`, m rounds before and n
-    after."""
+    """Mean half-width of the exact 95 % interval for log noise `round_sd`, m rounds before, n after."""
     interval_rank(m, n)
     size = max((s for s in _WIDTH if s <= min(m, n)), default=min(_WIDTH))
     return _WIDTH[size] * t_factor(0) * round_sd * math.sqrt(1 / m + 1 / n)
@@ -273,8 +269,7 @@ class HostChange:
 def host_change(
     loop_before: Sequence[float], loop_after: Sequence[float], limit: float = 0.10
 ) -> HostChange | None:
-    """Compare the loop's times (seconds, between the rounds). None when one side has none: nothing is
-    known."""
+    """Compare the loop's times (seconds, between the rounds). None when one side has none."""
     if not loop_before or not loop_after:
         return None
     speed_before, speed_after = [1 / t for t in loop_before], [1 / t for t in loop_after]

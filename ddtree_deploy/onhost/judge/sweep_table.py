@@ -126,8 +126,7 @@ def _arms(blocks: Sequence[dict[str, Any]], concurrency: int) -> dict[int, list[
 
 
 def _interval(chain: list[float], arm: list[float], spread: RestartSpread, passes: int) -> Interval | None:
-    """The shift against the chain, widened by the restarts (of which `passes` are averaged); None: too
-    few."""
+    """The shift against the chain, widened by restarts (`passes` are averaged); None: too few."""
     try:
         raw = shift_interval(chain, arm)
     except TooFewRounds:

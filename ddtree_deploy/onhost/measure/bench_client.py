@@ -129,8 +129,7 @@ def one(module: Any, namespace: argparse.Namespace, url: str) -> dict[str, Any]:
 
 
 def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several results as one round: counts and times added, lists joined, medians and percentiles
-    averaged."""
+    """Several results as one round: counts, times added, lists joined, medians averaged."""
     if len(results) == 1:
         return results[0]
     whole = dict(results[0])

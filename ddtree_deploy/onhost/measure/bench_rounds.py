@@ -25,8 +25,7 @@ _REQUESTS_DONE = re.compile(r"(\d+)/(\d+) \[")  # the client's progress bar
 
 @dataclass(frozen=True)
 class Bench:
-    """How to run the client: `num_prompts` requests a round, `concurrency` at a time, `output_len` tokens
-    each.
+    """How to run the client: `num_prompts` a round, `concurrency` at a time, `output_len` tokens each.
 
     rounds: those that count; a warm-up round comes before them. min_round_s: a shorter round is repeated
     until it lasts so long. also: concurrencies of which one round each is reported, never judged.

@@ -1,5 +1,4 @@
-"""How much restarts of an unchanged service differ on this host: measured by `calibrate`, kept with the
-host."""
+"""How much restarts of an unchanged service differ on this host: measured by `calibrate`, kept there."""
 
 from __future__ import annotations
 

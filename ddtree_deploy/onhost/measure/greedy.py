@@ -1,5 +1,4 @@
-"""Greedy outputs of a server, one prompt at a time with the cache flushed, with log-probs where it gives
-them."""
+"""Greedy outputs of a server, one prompt at a time, the cache flushed; log-probs where it gives them."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ def sample(
     together: bool = False,
     to_length: bool = True,
 ) -> Sample:
-    """Ask all prompts greedily. Raises StepFailed when the server does not answer as
-    it must.
+    """Ask all prompts greedily. Raises StepFailed when the server does not answer as it must.
 
     logprobs: keep them; a server that refuses is asked without, and why is in `refused`. together: several
     requests at a time, so that other batch shapes are met; not for counters. to_length: exactly

@@ -1,5 +1,4 @@
-"""Memory of a service over time: does it grow while the same requests come again and again? Pure but for
-`used`."""
+"""Memory of a service: does it grow while the same requests come again and again? Pure but for `used`."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ MIN_SAMPLES = 8
 
 
 def used(pids: Iterable[int]) -> float:
-    """Resident memory of these processes together, MiB, shared pages counted once each process; -1:
-    unknown."""
+    """Resident memory of these processes in MiB, shared pages once each process; -1: unknown."""
     total, seen = 0, False
     for pid in pids:
         try:

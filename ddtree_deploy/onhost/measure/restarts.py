@@ -17,8 +17,7 @@ from .greedy import Prompts
 
 
 def begin(ctx: Context) -> ServiceControl:
-    """Record, durably, that the service is restarted from now on. Raises StepFailed when it does not
-    serve."""
+    """Record durably that the service is restarted now. Raises StepFailed when it does not serve."""
     running = serving.control_of(ctx)
     before = serving.record_of(ctx)
     if before is None or not before.active or not before.generated:

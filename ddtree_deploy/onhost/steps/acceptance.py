@@ -43,8 +43,7 @@ def do(ctx: Context) -> str:
 def against_reference(
     wanted: reference.Reference, sample: dict[str, Any], max_steps_ratio: float
 ) -> list[Verdict]:
-    """Verify steps per token and accept length now against the reference's. Unknown counters:
-    inconclusive."""
+    """Steps per token, accept length against the reference's. Unknown counters: inconclusive."""
     against = f"{wanted.speculative or 'no speculation'} of {wanted.name}"
     steps, length = sample["steps_per_token"], sample["accept_length"]
     if None in (steps, length, wanted.steps_per_token, wanted.accept_length):

@@ -86,8 +86,7 @@ def _needs_baseline(ctx: Context, spec: StepSpec) -> bool:
 def _against_itself(
     ctx: Context, control: ServiceControl, asked: greedy.Prompts, length: int, sample: Sample
 ) -> tuple[float, float]:
-    """(epsilon, tie share) of the service against itself: asked again, and in batches, which round
-    otherwise."""
+    """(epsilon, tie share) against itself: asked again, and in batches, which round otherwise."""
     again = [
         greedy.sample(ctx, control.endpoint, asked, length),
         greedy.sample(ctx, control.endpoint, asked, length, together=True),

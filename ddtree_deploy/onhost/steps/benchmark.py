@@ -1,5 +1,4 @@
-"""Every request completes, and the service is as fast as the baseline allows: `speed_gate` judges the
-rounds."""
+"""Every request completes, and the service is as fast as the baseline allows: `judge.speed`."""
 
 from __future__ import annotations
 

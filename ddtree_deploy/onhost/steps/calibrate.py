@@ -50,8 +50,7 @@ def do(ctx: Context) -> str:
 
 
 def _resolvable(blocks: list[list[float]], spread: stats.RestartSpread) -> str:
-    """What that means for a release as fast as the one before: the smallest ratio, and whether 0.95 is
-    one."""
+    """What that means for a release of the same speed: the smallest ratio, and whether 0.95 is one."""
     try:
         found = stats.resolution(max(blocks, key=lambda b: stats.summary(b)["spread"]), 0.95, spread)
     except stats.TooFewRounds:

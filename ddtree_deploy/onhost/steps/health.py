@@ -1,5 +1,4 @@
-"""Prompts of our own, N of M, answered with tokens within a deadline, as a stream, at every endpoint of the
-host.
+"""N of M prompts answered with tokens within a deadline, as a stream, at every endpoint of the host.
 
 /health is not asked: it may say 200 while generation hangs.
 """

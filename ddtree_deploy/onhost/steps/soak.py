@@ -1,5 +1,4 @@
-"""Many requests in a row: none hangs, none fails, no process of the service dies or is replaced, memory
-stays.
+"""Many requests: none hangs, none fails, no process of the service dies or is replaced, memory stays.
 
 After a hard restart a server may be healthy, and hang after about a hundred requests.
 """

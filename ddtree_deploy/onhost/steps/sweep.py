@@ -1,5 +1,4 @@
-"""The service restarted with each tree budget in turn, the chain among them, pass after pass; rounds after
-each.
+"""The service restarted with each budget in turn, and as the chain, pass after pass; rounds after each.
 
 Only launch arguments change. What was measured is kept on the host after every restart, so that a sweep that
 was ended goes on where it was. Undo: the service as it was.

@@ -1,5 +1,4 @@
-"""Greedy output of the service equals the reference's, token for token, up to ties of the reference
-itself."""
+"""Greedy output of the service is the reference's, token for token, up to ties of the reference."""
 
 from __future__ import annotations
 
