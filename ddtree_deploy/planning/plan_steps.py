@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from ddtree_deploy.errors import InputError
@@ -63,12 +64,4 @@ def _options(step: Step, host: Host, playbook: Playbook, payload: Payload | None
 
 
 def _check(check: Check) -> dict[str, Any]:
-    on_gpu = {} if check.gpu_memory is None else {"gpu_memory": check.gpu_memory}
-    return {
-        "name": check.name,
-        "script": check.script,
-        "expect": check.expect,
-        "timeout_s": check.timeout_s,
-        "argv": check.argv,
-        **on_gpu,
-    }
+    return {key: value for key, value in asdict(check).items() if key != "data" and value is not None}

@@ -56,9 +56,7 @@ def rounds(before: Sequence[float], after: Sequence[float]) -> str:
     most = max(len(before), len(after))
     chart.x_labels = list(range(1, most + 1))
     chart.xrange = (0.5, most + 0.5)
-    top = max([*before, *after]) * 1.08
-    chart.range = (0, top)
-    chart.y_labels = ticks(0, top)
+    _from_zero(chart, max([*before, *after]) * 1.08)
     for name, values in _sides(before, after):
         chart.add(name, [(i, round(v, 1)) for i, v in enumerate(values, 1)])
     return _svg(chart, "Tokens per second of each round, before and after")
@@ -133,8 +131,8 @@ def memory(lines: dict[str, Sequence[float]], requests: int) -> str:
         y_title="MiB",
     )
     top = max(max(values) for values in known.values()) * 1.15
-    chart.range, chart.xrange = (0, top), (0, requests)
-    chart.y_labels, chart.x_labels = ticks(0, top), ticks(0, requests)
+    _from_zero(chart, top)
+    chart.xrange, chart.x_labels = (0, requests), ticks(0, requests)
     chart.x_value_formatter = lambda x: f"{x:.0f}"
     chart.value_formatter = lambda y: f"{y:,.0f}"
     for name, values in known.items():
@@ -159,14 +157,16 @@ def sweep(rows: Sequence[dict[str, Any]], key: str, title: str, digits: int) -> 
         return ""
     chart = _chart(pygal.Line, f"sweep-{key}", dots_size=4, x_title="budget", y_title=title)
     chart.x_labels = ["chain" if b == 0 else str(b) for b in budgets]
-    top = max(known) * 1.08
-    chart.range = (0, top)
-    chart.y_labels = ticks(0, top)
+    _from_zero(chart, max(known) * 1.08)
     for concurrency in sorted({r["concurrency"] for r in rows}):
         found = {r["budget"]: r[key] for r in rows if r["concurrency"] == concurrency}
         values = [found.get(b) for b in budgets]
         chart.add(f"concurrency {concurrency}", [None if v is None else round(v, digits) for v in values])
     return _svg(chart, f"{title} against the tree budget")
+
+
+def _from_zero(chart: Any, top: float) -> None:
+    chart.range, chart.y_labels = (0, top), ticks(0, top)
 
 
 def _sides(before: Sequence[float], after: Sequence[float]) -> list[tuple[str, Sequence[float]]]:
