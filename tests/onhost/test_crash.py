@@ -35,7 +35,7 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
-CHANGES = ("create", "symlink", "link", "rename", "unlink", "mkdir", "rmdir", "utime", "sync_folder")
+CHANGES = ("create", "symlink", "link", "rename", "unlink", "mkdir", "rmdir", "sync_folder")
 
 
 class Crash(BaseException):

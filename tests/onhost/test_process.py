@@ -42,7 +42,7 @@ def test_case_01_ten_mebibytes_on_both_streams_at_once(ctx: Context) -> None:
     )
     done = run_process(ctx, python(code))
     assert done.rc == 0
-    assert done.log.stat().st_size > 20 * MIB
+    assert (ctx.logs_dir / f"{ctx.step.name}.log").stat().st_size > 20 * MIB
     assert len(done.output) <= 64 * 1024
     assert done.stdout.splitlines()[-1] == "last"
     assert ctx.journal.path.stat().st_size < MIB  # the journal is no copy of the log
@@ -86,11 +86,11 @@ def test_the_environment_is_minimal(ctx: Context, monkeypatch: pytest.MonkeyPatc
 def test_secrets_are_masked_everywhere(ctx: Context) -> None:
     ctx.journal.secrets = ["s3cr3t-value"]
     lines: list[str] = []
-    done = run_process(ctx, ["/bin/echo", "--api-key", "other-secret", "s3cr3t-value"], on_line=lines.append)
+    run_process(ctx, ["/bin/echo", "--api-key", "other-secret", "s3cr3t-value"], on_line=lines.append)
     assert lines == ["--api-key other-secret ***"]
     shown = [e["argv"] for e in read(ctx.journal.path)[0] if e["e"] == "output"]
     assert shown == ["/bin/echo --api-key *** ***"]
-    assert "s3cr3t" not in done.log.read_text() + ctx.journal.path.read_text()
+    assert "s3cr3t" not in (ctx.logs_dir / f"{ctx.step.name}.log").read_text() + ctx.journal.path.read_text()
 
 
 def test_as_root_it_runs_as_the_user_asked_for(ctx: Context) -> None:

@@ -59,6 +59,8 @@ def gather(asked: FactsRequest) -> Facts:
     bases = sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*"))
     service = _service(asked, site_dir)
     gpus, gpu_problem = host_facts.gpus()
+    warnings = [f"the venv's Python complains at its start: {site.noise[:200]}"] if site.noise else []
+    warnings += [gpu_problem] if gpu_problem else []
     account = pwd.getpwuid(os.geteuid())
     return Facts(
         protocol=PROTOCOL,
@@ -83,7 +85,7 @@ def gather(asked: FactsRequest) -> Facts:
         },
         installed=installed,
         installed_files={p: site_facts.file_state(files, p, asked.contents) for p in sorted(owned)},
-        releases=[_release(line) for line in releases.lines(site_dir)[-RELEASES:]],
+        releases=[_of(Release, line) for line in releases.lines(site_dir)[-RELEASES:]],
         lock=lock_facts(site_dir),
         orphan=orphan_facts(site_dir),
         gpus=gpus,
@@ -92,22 +94,17 @@ def gather(asked: FactsRequest) -> Facts:
         systemd=systemctl.booted(),
         bases=bases,
         kept=kept,
-        base_contents=_base_contents(site_dir, bases) if asked.contents else {},
-        warnings=[w for w in (_site_warning(site.noise), gpu_problem) if w],
+        base_contents={
+            digest: site_facts.packed(data)
+            for digest in (bases if asked.contents else [])
+            if (data := releases.base(site_dir, digest)) is not None and len(data) <= site_facts.CONTENT_LIMIT
+        },
+        warnings=warnings,
         attempts=releases.attempts(site_dir),
         driver=host_facts.driver(),
         cuda=site_facts.cuda_of(site.packages["torch"].folder) if "torch" in site.packages else "",
         pip_freeze=site_facts.freeze(site.purelib),
     )
-
-
-def _base_contents(site_dir: Path, bases: list[str]) -> dict[str, str]:
-    found = {}
-    for digest in bases:
-        data = releases.base(site_dir, digest)
-        if data is not None and len(data) <= site_facts.CONTENT_LIMIT:
-            found[digest] = site_facts.packed(data)
-    return found
 
 
 def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:
@@ -122,13 +119,10 @@ def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:
         return ServiceFacts(asked.service.kind, "absent", problem=str(error))
 
 
-def _site_warning(noise: str) -> str:
-    return f"the venv's Python complains at its start: {noise[:200]}" if noise else ""
-
-
-def _release(line: dict[str, Any]) -> Release:
-    names = {f.name for f in dataclasses.fields(Release)}
-    return Release(**{k: v for k, v in line.items() if k in names})
+def _of(cls: Any, values: dict[str, Any]) -> Any:
+    """The dataclass `cls` of those values that it has a field for."""
+    names = {f.name for f in dataclasses.fields(cls)}
+    return cls(**{k: v for k, v in values.items() if k in names})
 
 
 def lock_facts(site_dir: Path) -> LockFacts:
@@ -142,14 +136,8 @@ def lock_facts(site_dir: Path) -> LockFacts:
         time.sleep(0.02)  # it has the lock, and is about to say who it is, or to let it go
     else:
         return LockFacts()
-    return LockFacts(
-        held=True,
-        run=str(owner.get("run", "")),
-        who=str(owner.get("who", "")),
-        pid=int(owner.get("pid", 0)),
-        since=str(owner.get("since", "")),
-        step=str(owner.get("step", "")),
-    )
+    facts: LockFacts = _of(LockFacts, {**owner, "held": True})
+    return facts
 
 
 def orphan_facts(site_dir: Path) -> LockFacts | None:
@@ -168,11 +156,7 @@ def orphan_facts(site_dir: Path) -> LockFacts | None:
             run=run_dir.name,
             who=str(first.get("who", "")),
             pid=int(first.get("pid", 0)),
-            since=_iso(float(first["t"])),
+            since=layout.time_text(float(first["t"])),
             step=starts[-1] if starts else "",
         )
     return None
-
-
-def _iso(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
-from ..programs import bounded
-from ..service import proc
+from ..service import gpu_memory, proc
 from ..wire.facts import Gpu, Process
 from ..wire.masking import escape
 from .site_facts import MARK
 
-GPU_S = 20.0
-
 
 def os_name() -> str:
     """PRETTY_NAME of os-release."""
-    for path in ("/etc/os-release", "/usr/lib/os-release"):
-        try:
-            lines = Path(path).read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            if line.startswith("PRETTY_NAME="):
-                return line.partition("=")[2].strip().strip("\"'")
-    return os.uname().sysname
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, ValueError):
+        return os.uname().sysname
 
 
 def gpus() -> tuple[list[Gpu], str]:
     """The GPUs as nvidia-smi gives them, and what is wrong with it ("" = nothing, or it is not there)."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [], ""
-    query = "--query-gpu=name,memory.total,memory.free"
-    try:
-        done = bounded.call([tool, query, "--format=csv,noheader,nounits"], seconds=GPU_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi does not answer: {type(error).__name__}"
-    if done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        return [], f"nvidia-smi ended with {done.returncode}: {escape(lines[0])[:160] if lines else ''}"
-    found = []
-    for line in done.stdout.splitlines():
-        parts = [p.strip() for p in line.rsplit(",", 2)]
-        if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
-            found.append(Gpu(parts[0], int(parts[1]), int(parts[2])))
-    return found, ""
+    rows, problem = gpu_memory.ask("--query-gpu=name,memory.total,memory.free")
+    sizes = ((", ".join(row[:-2]), row[-2:]) for row in rows or [] if len(row) >= 3)
+    return [Gpu(name, *map(int, mib)) for name, mib in sizes if all(map(str.isdigit, mib))], problem
 
 
 def driver() -> str:

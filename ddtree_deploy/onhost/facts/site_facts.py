@@ -10,6 +10,7 @@ import stat
 import subprocess
 import zlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..programs import bounded
@@ -134,17 +135,8 @@ def cuda_of(torch_folder: str) -> str:
 
 def freeze(site: str) -> list[str]:
     """`name==version` of each distribution in site-packages, by the names of their dist-info folders."""
-    try:
-        names = os.listdir(site)
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        stem, dot, _ = name.rpartition(".dist-info")
-        title, dash, version = stem.partition("-")
-        if dot and dash and name.endswith(".dist-info"):
-            found.append(f"{title.replace('_', '-').lower()}=={version}")
-    return sorted(found)
+    parts = (folder.stem.partition("-") for folder in Path(site).glob("*.dist-info"))
+    return sorted(f"{title.replace('_', '-').lower()}=={version}" for title, dash, version in parts if dash)
 
 
 def path_of(ref: str, site: str, package_dir: str) -> str:

@@ -36,51 +36,6 @@ def look() -> None:
         _watchers[-1]()
 
 
-class Call:
-    """A program that was started, to be asked for its end. It does not outlive the block of a `with`.
-
-    `more`: further arguments of subprocess.Popen (cwd, env, user). Raises OSError.
-    """
-
-    def __init__(self, argv: list[str], **more: Any) -> None:
-        self.argv = argv
-        self._over = False
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            **more,
-        )
-
-    def result(self, seconds: float) -> subprocess.CompletedProcess[str]:
-        """Both outputs as text, once it has ended. Raises subprocess.TimeoutExpired after `seconds`, and what
-        the watcher raises."""
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                out, err = self._process.communicate(timeout=LOOK_S)
-                self._over = True
-                return subprocess.CompletedProcess(self.argv, self._process.returncode, out, err)
-            except subprocess.TimeoutExpired:
-                look()
-                if time.monotonic() >= end:
-                    raise subprocess.TimeoutExpired(self.argv, seconds) from None
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Unless its end was seen, kill its whole session: what it left behind may still hold its outputs."""
-        with self._process:
-            if not self._over:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-
-
 def call(argv: list[str], *, seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; both outputs as text. Its whole session is killed when it has to end.
 
@@ -88,8 +43,30 @@ def call(argv: list[str], *, seconds: float, **more: Any) -> subprocess.Complete
 
     Raises OSError, subprocess.TimeoutExpired after `seconds`, and what the watcher raises.
     """
-    with Call(argv, **more) as started:
-        return started.result(seconds)
+    end = time.monotonic() + seconds
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        **more,
+    ) as process:
+        try:
+            while True:
+                try:
+                    out, err = process.communicate(timeout=LOOK_S)
+                    return subprocess.CompletedProcess(argv, process.returncode, out, err)
+                except subprocess.TimeoutExpired:
+                    look()
+                    if time.monotonic() >= end:
+                        raise subprocess.TimeoutExpired(argv, seconds) from None
+        except BaseException:  # what it left behind may still hold its outputs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def in_thread(function: Callable[[], T], check: Callable[[], None] = look) -> T:

@@ -11,10 +11,6 @@ from ..state import layout
 from . import systemctl
 
 
-def unit_name(run: str) -> str:
-    return f"ddtree-deploy-{run}"
-
-
 def command(run_dir: Path) -> list[str]:
     return [sys.executable, "-I", "-S", str(run_dir / layout.RUNNER), "run", str(run_dir)]
 
@@ -31,16 +27,7 @@ def systemd_command(run_dir: Path) -> list[str]:
         f"StandardError={log}",
         "OOMScoreAdjust=-500",
     ]
-    options = [f"--property={p}" for p in properties]
-    return [
-        "systemd-run",
-        f"--unit={unit_name(run_dir.name)}",
-        "--collect",
-        "--quiet",
-        *options,
-        "--",
-        *command(run_dir),
-    ]
+    return systemctl.transient(f"ddtree-deploy-{run_dir.name}", command(run_dir), properties, ["--collect"])
 
 
 def start(run_dir: Path) -> None:

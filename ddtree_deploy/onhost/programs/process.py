@@ -44,12 +44,10 @@ def other_user(user: str) -> str:
 class Finished:
     """A process that ended. `output` is the tail (at most 64 KiB) of both streams together."""
 
-    argv: list[str]
     rc: int
     seconds: float
     output: str
-    log: Path
-    stdout: str = ""  # the tail of standard output alone
+    stdout: str  # the tail of standard output alone
 
 
 def run_process(
@@ -102,12 +100,12 @@ def run_process(
         rc = process.wait()
         pump.finish()
     seconds = round(time.monotonic() - start, 3)
-    tail = pump.tail()
+    tail = pump.tail.decode(errors="replace")
     with contextlib.suppress(OSError):
         ctx.journal.write(
             "output", step=ctx.step.name, argv=shown[:2000], rc=rc, seconds=seconds, tail=tail[-2000:]
         )
-    return Finished(argv, rc, seconds, tail, log, pump.stdout_tail())
+    return Finished(rc, seconds, tail, pump.stdout.decode(errors="replace"))
 
 
 def _popen(
@@ -158,7 +156,7 @@ class _Pump:
         self._secrets = [s for s in secrets if s]
         self._rest = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
         self._stdout_fd = process.stdout.fileno()
-        self._tail, self._stdout, self._logged = b"", b"", 0
+        self.tail, self.stdout, self._logged = b"", b"", 0
         self._ended = 0.0
         self.last = ""
         self._selector = selectors.DefaultSelector()
@@ -204,9 +202,9 @@ class _Pump:
                 if error.errno != errno.ENOSPC:
                     raise
                 self._logged = LOG_LIMIT  # a full disk costs the log, not the verdict
-        self._tail = (self._tail + line)[-TAIL:]
+        self.tail = (self.tail + line)[-TAIL:]
         if fd == self._stdout_fd:
-            self._stdout = (self._stdout + line)[-TAIL:]
+            self.stdout = (self.stdout + line)[-TAIL:]
         self.last = escape(text)[:300]
         self._show(self.last)
 
@@ -223,12 +221,6 @@ class _Pump:
         self._selector.close()
         with contextlib.suppress(OSError):
             self._sink.flush()
-
-    def tail(self) -> str:
-        return self._tail.decode(errors="replace")
-
-    def stdout_tail(self) -> str:
-        return self._stdout.decode(errors="replace")
 
 
 def _has_ended(pid: int) -> bool:
@@ -249,22 +241,23 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     kill_marked(mark)
 
 
-def marked(mark: str) -> list[int]:
-    """Processes, other than this one, whose mark begins so (`RUN/` or `RUN/N`)."""
-    wanted = f"{MARK}={mark}".encode()
+def marked(entry: str) -> list[int]:
+    """Processes, other than this one, with an entry that begins so (`NAME=`, `NAME=VALUE\\0`) in their
+    environment."""
+    wanted = b"\0" + entry.encode()
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{name}/environ").read_bytes()
-                if any(e.startswith(wanted) for e in environ.split(b"\0")):
+                if wanted in b"\0" + environ:
                     found.append(int(name))
     return found
 
 
 def kill_marked(mark: str) -> list[int]:
-    """KILL what a step of this run left behind; the pids."""
-    pids = marked(mark)
+    """KILL what a step of this run (`RUN/`), or one program of it (`RUN/N`), left behind; the pids."""
+    pids = marked(f"{MARK}={mark}")
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)

@@ -33,11 +33,21 @@ def can_run() -> bool:
     return os.geteuid() == 0 and booted() and shutil.which("systemd-run") is not None
 
 
+def environment() -> dict[str, str]:
+    """What systemd's own programs need: to be found, and to answer in English."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
+def transient(unit: str, argv: list[str], properties: list[str], options: list[str]) -> list[str]:
+    """The call that has the system manager run `argv` as a transient unit."""
+    given = [f"--property={p}" for p in properties]
+    return ["systemd-run", f"--unit={unit}", *options, "--quiet", *given, "--", *argv]
+
+
 def run(*args: str, seconds: float = DO_S) -> str:
     """stdout of `systemctl ARGS`. Raises SystemctlError."""
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
-        done = bounded.call(["systemctl", "--no-pager", *args], seconds=seconds, env=env)
+        done = bounded.call(["systemctl", "--no-pager", *args], seconds=seconds, env=environment())
     except (OSError, subprocess.TimeoutExpired) as e:
         raise SystemctlError(f"systemctl {args[0]}: {e}") from e
     if done.returncode:

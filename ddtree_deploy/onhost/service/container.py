@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from . import proc
@@ -38,13 +39,7 @@ def of(pid: int) -> str:
             return ""
         return named(proc.cgroups(pid)) or "unknown runtime (it has another PID namespace or root folder)"
     name = named(proc.cgroups(pid))
-    return "" if name == named(proc.cgroups(0) or _own_cgroups()) else name
-
-
-def _own_cgroups() -> list[str]:
-    import os
-
-    return proc.cgroups(os.getpid())
+    return "" if name == named(proc.cgroups(os.getpid())) else name
 
 
 def _world(pid: str) -> tuple[str, int, int] | None:

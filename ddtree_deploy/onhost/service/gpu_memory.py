@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..context import Context, StepFailed
 from ..programs import bounded
+from ..wire.masking import escape
 from . import command_line, proc
 
 ASK_S = 20.0
@@ -33,13 +34,13 @@ class Memory:
 
 def look() -> dict[str, Memory]:
     """UUID -> memory of each GPU; empty where nvidia-smi is not there or does not answer."""
-    rows = _ask("--query-gpu=uuid,index,memory.total,memory.free")
+    rows = ask("--query-gpu=uuid,index,memory.total,memory.free")[0] or []
     return {r[0]: Memory(*map(int, r[1:])) for r in rows if len(r) == 4 and all(w.isdigit() for w in r[1:])}
 
 
 def users() -> list[tuple[str, int, int]]:
     """(UUID, process, MiB) of everything that computes; a driver in a container may not tell."""
-    rows = _ask("--query-compute-apps=gpu_uuid,pid,used_gpu_memory")
+    rows = ask("--query-compute-apps=gpu_uuid,pid,used_gpu_memory")[0] or []
     return [
         (r[0], int(r[1]), int(r[2]) if r[2].isdigit() else 0) for r in rows if len(r) == 3 and r[1].isdigit()
     ]
@@ -47,21 +48,24 @@ def users() -> list[tuple[str, int, int]]:
 
 def used() -> int:
     """MiB in use over all GPUs; -1 where nvidia-smi is not there or does not answer."""
-    rows = _ask("--query-gpu=memory.used")
-    return sum(int(row[0]) for row in rows if row[0].isdigit()) if rows else -1
+    rows = ask("--query-gpu=memory.used")[0]
+    return -1 if rows is None else sum(int(row[0]) for row in rows if row[0].isdigit())
 
 
-def _ask(query: str) -> list[list[str]]:
+def ask(query: str) -> tuple[list[list[str]] | None, str]:
+    """The rows of nvidia-smi (None: no answer), and what is wrong with it ("" also where it is not there)."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return []
+        return None, ""
     try:
         done = bounded.call([tool, query, "--format=csv,noheader,nounits"], seconds=ASK_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"nvidia-smi does not answer: {type(error).__name__}"
     if done.returncode:
-        return []
-    return [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        said = (done.stdout + done.stderr).strip().splitlines()
+        return None, f"nvidia-smi ended with {done.returncode}: {escape(said[0])[:160] if said else ''}"
+    lines = filter(str.strip, done.stdout.splitlines())
+    return [[word.strip() for word in line.split(",")] for line in lines], ""
 
 
 def used_by(pids: Iterable[int]) -> set[str]:

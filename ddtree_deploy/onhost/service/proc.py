@@ -33,14 +33,20 @@ class Proc:
         return (self.pid, self.start)
 
 
+def text(pid: int | str, name: str) -> str:
+    """What a file of /proc/PID says; empty where it is gone, or may not be read."""
+    try:
+        return (PROC / str(pid) / name).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def read(pid: int) -> Proc | None:
     """The process, or None when there is none (a zombie is one: see `alive`)."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
     # The command name is in parentheses and may hold spaces and parentheses itself.
-    fields = text[text.rfind(")") + 2 :].split()
+    fields = text(pid, "stat").rpartition(")")[2].split()
+    if not fields:
+        return None
     return Proc(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), fields[0])
 
 
@@ -79,11 +85,7 @@ def _nul(path: Path) -> list[str]:
         raw = path.read_bytes()
     except OSError:
         return []
-    return (
-        [part.decode(errors="surrogateescape") for part in raw.removesuffix(b"\0").split(b"\0")]
-        if raw
-        else []
-    )
+    return raw.removesuffix(b"\0").decode(errors="surrogateescape").split("\0") if raw else []
 
 
 def argv(pid: int) -> list[str]:
@@ -115,11 +117,8 @@ def uid(pid: int) -> int:
 
 def cgroups(pid: int) -> list[str]:
     """The cgroup paths of all hierarchies (v1, v2 or both)."""
-    try:
-        lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
+    lines = (line.split(":", 2) for line in text(pid, "cgroup").splitlines())
+    return [parts[2] for parts in lines if len(parts) == 3]
 
 
 def in_cgroup(path: str) -> set[Proc]:
@@ -133,23 +132,14 @@ def in_cgroup(path: str) -> set[Proc]:
 
 def bytes_read(pids: Iterable[int]) -> int:
     """Bytes read so far by these processes and the children they have reaped."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            text = (PROC / str(pid) / "io").read_text()
-            total += int(text.split("rchar:")[1].split()[0])
-    return total
+    return sum(int(count) for pid in pids for count in re.findall(r"rchar: (\d+)", text(pid, "io")))
 
 
 def listening_inodes() -> dict[str, int]:
     """Socket inode -> TCP port, of every listening socket in this network namespace, IPv4 and IPv6."""
     found: dict[str, int] = {}
     for name in ("tcp", "tcp6"):
-        try:
-            lines = (PROC / "net" / name).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
+        for line in text("net", name).splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN:
                 found[fields[9]] = int(fields[1].rsplit(":", 1)[1], 16)
@@ -202,17 +192,11 @@ def server_of(port: int) -> Proc | None:
     return processes.get(pid)
 
 
-def marked(name: str, value: str) -> set[int]:
-    """Processes whose environment holds `name=value`."""
-    wanted = f"{name}={value}"
-    return {pid for pid in pids() if wanted in _nul(PROC / str(pid) / "environ")}
-
-
 def command(pid: int, limit: int = 160) -> str:
     """The command line for people: one line, secrets masked, cut."""
     # A renamed process pads its new name.
-    text = escape(" ".join(" ".join(mask_argv(argv(pid))).split())) or "?"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    line = escape(" ".join(" ".join(mask_argv(argv(pid))).split())) or "?"
+    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def pause(waited: float, least: float, most: float) -> float:

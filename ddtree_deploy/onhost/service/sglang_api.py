@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -60,18 +60,17 @@ class Endpoint:
         parts = urlsplit(self.url)
         return parts.port or (443 if parts.scheme == "https" else 80)
 
-    def call(
+    def timed(
         self,
         method: str,
         path: str,
         body: Any = None,
         *,
         seconds: float,
-        on_first: Callable[[], None] = lambda: None,
-    ) -> bytes:
-        """The body of a 200 answer. Raises HttpError for everything else, after `seconds` at the latest.
+    ) -> tuple[bytes, float]:
+        """The body of a 200 answer, and the seconds until its first line was there.
 
-        on_first: called when the first line of the body is there.
+        Raises HttpError for everything else, after `seconds` at the latest.
         """
         from http.client import HTTPException
 
@@ -82,18 +81,18 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {self.api_key}"
         data = None if body is None else json.dumps(body).encode()
         late = threading.Event()
-        until = time.monotonic() + seconds
+        began = time.monotonic()
         timer = None
         try:
             conn.connect()
             # The socket's own timeout is per read; a server that trickles bytes would never meet it.
-            timer = threading.Timer(max(0.0, until - time.monotonic()), _cut, (conn.sock, late))
+            timer = threading.Timer(max(0.0, began + seconds - time.monotonic()), _cut, (conn.sock, late))
             timer.daemon = True
             timer.start()
             conn.request(method, path, data, headers)
             response = conn.getresponse()
             raw = response.readline()
-            on_first()
+            first_s = time.monotonic() - began
             raw += response.read()
         except ConnectionRefusedError as e:
             raise HttpError("refused", f"{self.url}{path}: nobody listens") from e
@@ -110,7 +109,11 @@ class Endpoint:
         if response.status != 200:
             text = raw[:200].decode(errors="replace").strip()
             raise HttpError("status", f"{self.url}{path}: status {response.status} {text}", response.status)
-        return raw
+        return raw, first_s
+
+    def call(self, method: str, path: str, body: Any = None, *, seconds: float) -> bytes:
+        """The body alone."""
+        return self.timed(method, path, body, seconds=seconds)[0]
 
     def json(self, method: str, path: str, body: Any = None, *, seconds: float) -> Any:
         raw = self.call(method, path, body, seconds=seconds)
@@ -171,10 +174,7 @@ def generate_streamed(
     """
     body = {**_request(prompt, max_new_tokens, ignore_eos), "stream": True}
     began = time.monotonic()
-    first: list[float] = []
-    raw = endpoint.call(
-        "POST", "/generate", body, seconds=seconds, on_first=lambda: first.append(time.monotonic() - began)
-    )
+    raw, first_s = endpoint.timed("POST", "/generate", body, seconds=seconds)
     events = [line[6:] for line in raw.split(b"\n") if line.startswith(b"data: ")]
     if not events or events[-1].strip() != b"[DONE]":
         raise HttpError(
@@ -193,18 +193,12 @@ def generate_streamed(
             "protocol", f"{endpoint.url}/generate: an event is not JSON: {events[-2][:80]!r}"
         ) from e
     made = _generation(endpoint, answer, time.monotonic() - began)
-    return dataclasses.replace(made, first_s=first[0] if first else 0.0, chunks=len(events) - 1)
+    return dataclasses.replace(made, first_s=first_s, chunks=len(events) - 1)
 
 
 def _request(prompt: str, max_new_tokens: int, ignore_eos: bool) -> dict[str, Any]:
-    return {
-        "text": prompt,
-        "sampling_params": {
-            "temperature": 0.0,
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": ignore_eos,
-        },
-    }
+    sampling = {"temperature": 0.0, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+    return {"text": prompt, "sampling_params": sampling}
 
 
 def _generation(endpoint: Endpoint, answer: Any, seconds: float) -> Generation:
@@ -284,9 +278,5 @@ def _requests(row: dict[str, Any]) -> int:
 
 def requests_in_metrics(text: str) -> int | None:
     """Sum of SGLang's two gauges in Prometheus text; None when neither is there."""
-    found = None
-    for line in text.splitlines():
-        name = line.split("{")[0].split(" ")[0]
-        if name in ("sglang:num_running_reqs", "sglang:num_queue_reqs"):
-            found = (found or 0) + int(float(line.rsplit(" ", 1)[1]))
-    return found
+    found = re.findall(r"^sglang:num_(?:running|queue)_reqs(?:\{.*\})? (.+)$", text, re.M)
+    return sum(int(float(value)) for value in found) if found else None

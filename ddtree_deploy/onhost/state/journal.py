@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..venv.disk import sync
+from ..wire.masking import mask_text
 
 
 class Journal:
@@ -36,7 +37,8 @@ class Journal:
         with self._lock:
             n = self.events[-1]["n"] + 1 if self.events else 1
             entry = {"n": n, "t": round(time.time(), 3), "e": event, **data}
-            line = self._masked(json.dumps(entry, separators=(",", ":")))
+            hidden = [json.dumps(secret)[1:-1] for secret in self.secrets]  # as they are in the line
+            line = mask_text(json.dumps(entry, separators=(",", ":")), hidden)
             try:
                 self._append(line.encode() + b"\n")
                 self.events.append(json.loads(line))
@@ -56,11 +58,6 @@ class Journal:
         except OSError:
             os.ftruncate(self._fd, start)
             raise
-
-    def _masked(self, line: str) -> str:
-        for secret in self.secrets:
-            line = line.replace(json.dumps(secret)[1:-1], "***")
-        return line
 
     def close(self) -> None:
         os.fsync(self._fd)

@@ -22,16 +22,10 @@ PREVIOUS = "previous_installed.json"
 MANIFEST = "manifest.json"
 
 
-def default_state_dir() -> str:
-    """`/var/lib/ddtree-deploy` for root, else `~/.local/state/ddtree-deploy`."""
-    if os.geteuid() == 0:
-        return "/var/lib/ddtree-deploy"
-    return str(Path("~/.local/state/ddtree-deploy").expanduser())
-
-
 def state_dir(asked: str) -> str:
-    """The state folder for the `state_dir` of a host entry ("" = the default), absolute."""
-    return str(Path(asked).expanduser().absolute()) if asked else default_state_dir()
+    """The state folder for the `state_dir` of a host entry, absolute. "": the user's default."""
+    default = "~/.local/state/ddtree-deploy" if os.geteuid() else "/var/lib/ddtree-deploy"
+    return str(Path(asked or default).expanduser().absolute())
 
 
 def site_key(site: str) -> str:
@@ -67,6 +61,11 @@ def booted_since(file: Path) -> bool:
         return file.lstat().st_ctime < time.time() - since
     except (OSError, ValueError, IndexError):
         return False
+
+
+def time_text(seconds: float | None = None) -> str:
+    """A time (of now, unless told) as the state's files and the facts write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def boot_id() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import held
 from .held import LOCK
-from .layout import sweep
+from .layout import sweep, time_text
 
 # The owner's record has one size, so that a full disk cannot keep a holder from saying how far it is.
 RECORD = 4096
@@ -77,13 +77,12 @@ class SiteLock:
         if not self._lock.acquire():
             raise Held(read_owner(self.site_dir))
         sweep(self.site_dir)
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.owner = {
             "run": run,
             "who": who,
             "action": action,
             "pid": os.getpid(),
-            "since": since,
+            "since": time_text(),
             "step": "lock",
         }
         write_owner(self.fd, self.owner)

@@ -127,7 +127,7 @@ def _append(plan: Plan, site_dir: Path, verdict: str, previous: str) -> None:
         site_dir,
         {
             "run": plan.run,
-            "time": _now(),
+            "time": layout.time_text(),
             "who": plan.who,
             "action": plan.action,
             "payload": plan.payload_name,
@@ -148,11 +148,7 @@ def confirm(site_dir: Path, run: str, who: str) -> None:
         raise LookupError(f"{run} is not the release that is live ({live or 'none of ours'})")
     if line["verdict"] != "held":
         raise LookupError(f"{run} is not held, it is {line['verdict']}")
-    _write_line(site_dir, {**line, "verdict": "good", "confirmed_by": who, "confirmed": _now()})
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    _write_line(site_dir, {**line, "verdict": "good", "confirmed_by": who, "confirmed": layout.time_text()})
 
 
 def _write_line(site_dir: Path, entry: dict[str, Any]) -> None:

@@ -6,13 +6,13 @@ Undo: the service as it was, which is what it is all the time.
 from __future__ import annotations
 
 import math
-import time
 
 from ..context import Context
 from ..judge import stats
 from ..judge.stats import MIN_RESTARTS
 from ..measure import bench_rounds, calibration, greedy, identity, reference, restarts
 from ..measure.restarts import check_undone, undo
+from ..state import layout
 
 __all__ = ["check_undone", "do", "undo"]
 
@@ -37,7 +37,7 @@ def do(ctx: Context) -> str:
             f"restart {number} of {count}: {bench_rounds.shown(result['figures'])}", done=number, total=count
         )
     spread = stats.restart_spread(blocks)
-    recorded = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    recorded = layout.time_text()
     more = {"recorded": recorded, "run": ctx.plan.run, "bench": result["bench"], "blocks": blocks}
     calibration.save(ctx.state_dir, here, spread, more)
     within = math.sqrt(sum(stats.summary(b)["spread"] ** 2 for b in blocks) / len(blocks))

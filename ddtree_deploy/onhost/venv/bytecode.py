@@ -63,30 +63,24 @@ def stale(paths: list[str], disk: Disk = DISK) -> list[str]:
             found += [old] if disk.lstat(old) is not None else []
             continue
         real = disk.realpath(path)  # Python follows a link to the source, too
-        if disk.lstat(real) is None:
+        info = disk.lstat(real)
+        if info is None:
             continue
         source = disk.read(real)
         for compiled in of(path, disk):
             data = disk.read(compiled)
-            if data[:4] == importlib.util.MAGIC_NUMBER and not _fits(real, source, compiled, data, disk):
+            if data[:4] == importlib.util.MAGIC_NUMBER and not _fits(info, source, compiled, data):
                 found.append(compiled)
     return found
 
 
-def _fits(path: str, source: bytes, compiled: str, data: bytes, disk: Disk) -> bool:
+def _fits(info: os.stat_result, source: bytes, compiled: str, data: bytes) -> bool:
     """True when Python would not load it, or when it is what compiling the source gives."""
     flags = int.from_bytes(data[4:8], "little")
-    if flags & 1:
-        checked = bool(flags & 2)
-        if importlib.util.source_hash(source) != data[8:16]:
-            return checked  # checked: Python notices; unchecked: it would load stale code
-        return True
-    info = disk.lstat(path)
-    assert info is not None
-    stamp = int(info.st_mtime) & 0xFFFFFFFF
-    if stamp != int.from_bytes(data[8:12], "little") or info.st_size & 0xFFFFFFFF != int.from_bytes(
-        data[12:16], "little"
-    ):
+    if flags & 1:  # by its source's hash; where that is not checked, Python would load stale code
+        return bool(flags & 2) or importlib.util.source_hash(source) == data[8:16]
+    stamp = (int(info.st_mtime), info.st_size)
+    if data[8:16] != b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in stamp):
         return True
     level = compiled.rsplit(".", 2)[1]
     optimize = int(level[4:]) if level.startswith("opt-") else 0

@@ -7,8 +7,8 @@ durable calls
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 from dataclasses import dataclass
 
 
@@ -60,26 +60,20 @@ class Disk:
     def readlink(self, path: str) -> str:
         return os.readlink(path)
 
-    def create(self, path: str, data: bytes, attributes: Attributes | None = None, mode: int = 0o600) -> None:
+    def create(self, path: str, data: bytes, attributes: Attributes) -> None:
         """Write a *new* file and fsync it. An existing path is an error, never written into."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            self._fill(fd, data, attributes, mode)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            self._apply(fd, attributes)
+            os.fsync(fd)
         except BaseException:
             os.unlink(path)  # half a file helps nobody, least of all a disk that is full
             raise
         finally:
             os.close(fd)
-
-    def _fill(self, fd: int, data: bytes, attributes: Attributes | None, mode: int) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        if attributes is None:
-            os.fchmod(fd, mode)
-        else:
-            self._apply(fd, attributes)
-        os.fsync(fd)
 
     def _apply(self, fd: int, attributes: Attributes) -> None:
         info = os.fstat(fd)
@@ -94,17 +88,6 @@ class Disk:
                     raise
         os.utime(fd, ns=(attributes.atime_ns, attributes.mtime_ns))
 
-    def attributes(self, path: str) -> Attributes:
-        info = os.lstat(path)
-        return Attributes(
-            stat.S_IMODE(info.st_mode),
-            info.st_uid,
-            info.st_gid,
-            info.st_atime_ns,
-            info.st_mtime_ns,
-            self.xattrs(path),
-        )
-
     def xattrs(self, path: str) -> dict[str, bytes]:
         """All extended attributes that this user may read; none where the file system has none."""
         try:
@@ -113,10 +96,8 @@ class Disk:
             return {}
         found = {}
         for name in names:
-            try:
+            with contextlib.suppress(OSError):
                 found[name] = os.getxattr(path, name, follow_symlinks=False)
-            except OSError:
-                continue
         return found
 
     def symlink(self, target: str, path: str, uid: int, gid: int, mtime_ns: int) -> None:
@@ -144,9 +125,6 @@ class Disk:
 
     def rmdir(self, path: str) -> None:
         os.rmdir(path)
-
-    def utime(self, path: str, atime_ns: int, mtime_ns: int) -> None:
-        os.utime(path, ns=(atime_ns, mtime_ns), follow_symlinks=False)
 
     def sync_folder(self, path: str) -> None:
         sync(path)

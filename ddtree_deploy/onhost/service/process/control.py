@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...context import Context, StepFailed
-from ...programs import systemctl
+from ...programs import process, systemctl
 from ...programs.process import minimal_env
 from ...programs.systemctl import SystemctlError
 from ...state import durable, layout
@@ -102,7 +102,7 @@ class ProcessControl(ServiceControl):
         """The launch after the edits. They are made from the command line before any edit of ours."""
         wanted = self.service.launch
         if definition is not None:
-            spec = LaunchSpec.from_dict(definition)
+            spec = LaunchSpec(**definition)
         elif wanted.command is not None:
             spec = self._fresh()
         else:
@@ -217,7 +217,7 @@ class ProcessControl(ServiceControl):
         return self._main() is not None
 
     def _marked(self) -> set[int]:
-        return proc.marked(spawn.MARK, self.mark) - {os.getpid()}
+        return set(process.marked(f"{spawn.MARK}={self.mark}\0"))
 
     def _session(self, processes: dict[int, proc.Proc]) -> set[int]:
         """What is left of the session that we started. SGLang renames its schedulers, and the new name
@@ -293,10 +293,8 @@ class ProcessControl(ServiceControl):
             durable.tidy(self.folder / "launch.json")
 
     def launch_restored(self, folder: Path) -> str:
-        definition = Record.load(folder).definition
-        if self._saved() != definition:
-            return f"{self.folder / 'launch.json'} is not what it was"
-        return ""
+        same = self._saved() == Record.load(folder).definition
+        return "" if same else f"{self.folder / 'launch.json'} is not what it was"
 
     def terminate(self) -> None:
         main = self._main()
@@ -311,7 +309,7 @@ class ProcessControl(ServiceControl):
         saved = self._saved()
         if saved is None:
             raise StepFailed(f"service {self.service.name}: {self._nothing()}")
-        spec = LaunchSpec.from_dict(saved)
+        spec = LaunchSpec(**saved)
         log = logs.new(self.folder / "logs")
         todo = {**asdict(spec), "env": {**spec.env, spawn.MARK: self.mark}, "log": str(log)}
         path = self.folder / "start.json"

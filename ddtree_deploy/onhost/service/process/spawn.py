@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...programs import bounded, systemctl
 from .. import proc
@@ -66,10 +66,6 @@ class LaunchSpec:
     base: list[str] = field(default_factory=list)
     base_env: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> LaunchSpec:
-        return cls(**data)
-
 
 # /proc/PID/limits -> resource's name.
 _LIMITS = {
@@ -110,25 +106,14 @@ def of_process(pid: int) -> LaunchSpec:
 
 
 def _umask(pid: int) -> int:
-    try:
-        text = (proc.PROC / str(pid) / "status").read_text()
-        return int(text.split("Umask:")[1].split()[0], 8)
-    except (OSError, IndexError, ValueError):
-        return 0o022
+    found = re.search(r"^Umask:\s*([0-7]+)", proc.text(pid, "status"), re.M)
+    return int(found[1], 8) if found else 0o022
 
 
 def _limits(pid: int) -> dict[str, list[int]]:
-    try:
-        lines = (proc.PROC / str(pid) / "limits").read_text().splitlines()
-    except OSError:
-        return {}
-    found = {}
-    for line in lines:
-        for title, name in _LIMITS.items():
-            if line.startswith(title):
-                words = line[len(title) :].split()[:2]
-                found[name] = [-1 if w == "unlimited" else int(w) for w in words]
-    return found
+    text = proc.text(pid, "limits")
+    found = {name: re.search(rf"^{title} +(\w+) +(\w+)", text, re.M) for title, name in _LIMITS.items()}
+    return {n: [-1 if w == "unlimited" else int(w) for w in m.groups()] for n, m in found.items() if m}
 
 
 def own_limits() -> dict[str, list[int]]:
@@ -136,10 +121,15 @@ def own_limits() -> dict[str, list[int]]:
     return {name: list(resource.getrlimit(getattr(resource, name))) for name in _LIMITS.values()}
 
 
+def _shim(launch_file: Path) -> list[str]:
+    """The shim's text holds neither % nor $, which some versions of systemd would expand."""
+    return [sys.executable, "-I", "-S", "-c", _SHIM, str(launch_file)]
+
+
 def session(launch_file: Path, mark: str) -> subprocess.Popen[bytes]:
     """Start the launch in a session of its own. The caller keeps the Popen to learn the exit status."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _SHIM, str(launch_file)],
+        _shim(launch_file),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -154,31 +144,10 @@ def transient(launch_file: Path, mark: str, unit: str) -> None:
     """Start the launch in a transient unit: it survives our own unit and the SSH session. Raises OSError."""
     with contextlib.suppress(systemctl.SystemctlError):
         systemctl.run("reset-failed", unit, seconds=30.0)
-    done = bounded.call(
-        [
-            "systemd-run",
-            f"--unit={unit}",
-            "--quiet",
-            f"--setenv={MARK}={mark}",
-            "--description=SGLang service started by ddtree-deploy",
-            "--property=KillMode=process",  # what is left over is found and named by us, not ended in silence
-            "--property=LimitNOFILE=infinity",
-            "--property=LimitMEMLOCK=infinity",
-            "--property=TasksMax=infinity",
-            "--",
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _SHIM,  # it holds neither % nor $, which some versions would expand
-            str(launch_file),
-        ],
-        seconds=60.0,
-        env=_clean(),
-    )
+    options = [f"--setenv={MARK}={mark}", "--description=SGLang service started by ddtree-deploy"]
+    # KillMode: what is left over is found and named by us, not ended in silence.
+    properties = ["KillMode=process", "LimitNOFILE=infinity", "LimitMEMLOCK=infinity", "TasksMax=infinity"]
+    argv = systemctl.transient(unit, _shim(launch_file), properties, options)
+    done = bounded.call(argv, seconds=60.0, env=systemctl.environment())
     if done.returncode:
         raise OSError(f"systemd-run failed: {done.stderr.strip()}")
-
-
-def _clean() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}

@@ -64,7 +64,7 @@ class SystemdControl(Unit):
             raise ServiceError(f"{self.unit}: {e}") from e
         if not _edits(wanted):
             return prefix, words
-        plain = unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
+        plain = self._literal(words, shown, prefix, texts)
         self.require_editable(plain, "unit whose ExecStart= runs")
         in_files = set(self._env(texts)) - set(unitfile.environment(texts))
         for name in sorted(in_files & set(wanted.env)):
@@ -85,14 +85,11 @@ class SystemdControl(Unit):
     def _described(self) -> ServiceFacts:
         try:
             shown = self._show()
+            if shown.get("LoadState") != "loaded":
+                raise ServiceError(f"there is no unit {self.unit} ({shown.get('LoadState', 'not-found')})")
         except ServiceError as e:
             return ServiceFacts(kind="systemd", state="absent", problem=str(e))
-        state = {"active": "active", "failed": "failed", "activating": "activating"}.get(
-            shown.get("ActiveState", ""), "inactive"
-        )
-        if shown.get("LoadState") != "loaded":
-            problem = f"there is no unit {self.unit} ({shown.get('LoadState', 'not-found')})"
-            return ServiceFacts(kind="systemd", state="absent", problem=problem)
+        state = shown.get("ActiveState", "")
         pid = int(shown.get("MainPID") or 0)
         command, new, problem, digest = [], [], "", ""
         try:
@@ -106,7 +103,7 @@ class SystemdControl(Unit):
         where = self._container(pid)
         return ServiceFacts(
             kind="systemd",
-            state=state,
+            state=state if state in ("active", "failed", "activating") else "inactive",
             pid=pid,
             command=self.masked(proc.argv(pid) or command),
             new_command=new,
@@ -212,18 +209,16 @@ class SystemdControl(Unit):
 
     def log_tail(self, lines: int = 15) -> list[str]:
         path = self._log_file()
-        found = (
-            logs.tail(path, lines) if path else self._journal(["-o", "cat", "-n", str(lines)]).splitlines()
-        )
+        found = logs.tail(path, lines) if path else self._journal("-o", "cat", "-n", str(lines)).splitlines()
         return [logs.line(self.mask(text.rsplit("\r", 1)[-1])) for text in found][-lines:]
 
     def log_mark(self) -> str:
         path = self._log_file()
         if path is not None:
             return str(path.stat().st_size) if path.exists() else ""
-        return self._journal(["-o", "export", "-n", "1", "--output-fields=__CURSOR"])
+        return self._journal("-o", "export", "-n", "1", "--output-fields=__CURSOR")
 
-    def _journal(self, options: list[str]) -> str:
+    def _journal(self, *options: str) -> str:
         if shutil.which("journalctl") is None:
             return ""
         since = [f"--since={self._started_at}"] if self._started_at else []
@@ -296,7 +291,7 @@ class SystemdControl(Unit):
             systemctl.run("reset-failed", self.unit)
         except SystemctlError as e:
             ctx.progress(f"{e}")
-        self._started_at = _now()
+        self._started_at = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             self._restarts = int(self._show().get("NRestarts") or 0)
         except ServiceError as e:
@@ -313,7 +308,3 @@ def _home(user: str) -> str:
         return pwd.getpwnam(user).pw_dir
     except KeyError:
         return "/"
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -59,13 +59,13 @@ class Unit(ServiceControl):
                 self._seen = {}
 
     def _texts(self, shown: dict[str, str], *, ours: bool) -> list[str]:
-        """The unit file and its drop-ins in order, with or without our own."""
+        """The unit file and its drop-ins in order, with or without our own; never the boot guard's."""
         paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
         if ours and self.drop_in.exists() and str(self.drop_in) not in paths:
             paths.append(str(self.drop_in))
         texts = []
         for path in paths:
-            if path and (ours or Path(path) != self.drop_in):
+            if path and Path(path) != self.guard and (ours or Path(path) != self.drop_in):
                 try:
                     texts.append(Path(path).read_text())
                 except OSError as e:
@@ -97,13 +97,7 @@ class Unit(ServiceControl):
 
         A boot reads it. systemd at work reads it with the launch, which is put before any file is changed.
         """
-        shown = self._show()
-        paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
-        try:
-            texts = [Path(p).read_text() for p in paths if p and Path(p) != self.guard]
-        except OSError as e:
-            raise ServiceError(f"{e.filename} cannot be read: {e.strerror}") from e
-        own = unitfile.effective(texts, "ExecStartPre")
+        own = unitfile.effective(self._texts(self._show(), ours=True), "ExecStartPre")
         self.guard.parent.mkdir(mode=0o755, exist_ok=True)
         durable.replace(self.guard, unitfile.guard(argv, own, run).encode(), 0o644)
 

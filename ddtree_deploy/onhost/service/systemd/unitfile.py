@@ -11,8 +11,12 @@ import re
 from collections.abc import Mapping
 
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " "}
+# One escape as systemd knows it, or one character. Of an unknown escape the backslash stays.
+_PIECE = re.compile(
+    r"""\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|[abfnrtvs\\"';])|.""", re.DOTALL
+)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./${}\-]+")
-_OCTAL = 3
+_QUOTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 _SPACE = " \t\n\r"  # systemd's own idea of white space; Unicode's others are part of a word
 
 
@@ -54,70 +58,38 @@ def effective(texts: list[str], key: str) -> list[str]:
 def split(line: str) -> list[str]:
     """Unit words of a line: quotes and C escapes undone. Raises UnitError on an unclosed quote."""
     words: list[str] = []
-    i = 0
-    while i < len(line):
-        if line[i] in _SPACE:
-            i += 1
+    quote, inside = "", False  # the quote that is open; whether a word has begun
+    for piece in _PIECE.findall(line):
+        if not quote and piece in _SPACE:
+            inside = False
             continue
-        word, i = _word(line, i)
-        words.append(word)
+        if not inside:
+            words.append("")
+            inside = True
+        if piece == quote:
+            quote = ""
+        elif not quote and piece in ("'", '"'):
+            quote = piece
+        else:
+            words[-1] += piece if len(piece) == 1 else _meant(piece)
+    if quote:
+        raise UnitError(f"a quote is not closed in: {line}")
     return words
 
 
-def _word(line: str, i: int) -> tuple[str, int]:
-    out, quote = "", ""
-    while i < len(line):
-        c = line[i]
-        if quote:
-            if c == quote:
-                quote, i = "", i + 1
-                continue
-        elif c in "\"'":
-            quote, i = c, i + 1
-            continue
-        elif c in _SPACE:
-            break
-        if c == "\\":
-            text, i = _escape(line, i + 1)
-            out += text
-        else:
-            out, i = out + c, i + 1
-    if quote:
-        raise UnitError(f"a quote is not closed in: {line}")
-    return out, i
-
-
-def _escape(line: str, i: int) -> tuple[str, int]:
-    c = line[i : i + 1]
-    if c in _ESCAPES:
-        return _ESCAPES[c], i + 1
-    for lead, digits in (("x", 2), ("u", 4), ("U", 8)):
-        if c == lead and re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", line[i + 1 : i + 1 + digits]):
-            return chr(int(line[i + 1 : i + 1 + digits], 16)), i + 1 + digits
-    if re.fullmatch(r"[0-7]{3}", line[i : i + _OCTAL]):
-        return chr(int(line[i : i + _OCTAL], 8)), i + _OCTAL
-    if c in ("\\", '"', "'", ";"):
-        return c, i + 1
-    return "\\", i  # systemd keeps an unknown escape as it is
+def _meant(escape: str) -> str:
+    lead, digits = escape[1], escape[2:]
+    if digits:
+        return chr(int(digits, 16) if lead in "xuU" else int(lead + digits, 8))
+    return _ESCAPES.get(lead, lead)
 
 
 def quote(word: str) -> str:
     """One unit word as written in a unit file: `split(quote(w)) == [w]`."""
     if _PLAIN.fullmatch(word):
         return word
-    out = ""
-    for c in word:
-        if c in '\\"':
-            out += "\\" + c
-        elif c == "\n":
-            out += "\\n"
-        elif c == "\t":
-            out += "\\t"
-        elif ord(c) < 32 or ord(c) == 127:
-            out += f"\\x{ord(c):02x}"
-        else:
-            out += c
-    return f'"{out}"'
+    out = (_QUOTED.get(c) or (f"\\x{ord(c):02x}" if ord(c) < 32 or ord(c) == 127 else c) for c in word)
+    return f'"{"".join(out)}"'
 
 
 def to_unit(literal: str) -> str:
