@@ -32,6 +32,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now += max(seconds, 0.5)
