@@ -1,6 +1,6 @@
 """The boot guard: as long as a run is at work, its service does not start half-changed.
 
-The first live mutation of a run puts a drop-in whose `ExecStartPre=` is `guard_start`, with the run's own
+The first live mutation of a run puts a drop-in whose `ExecStartPre=` is `guard_check`, with the run's own
 runner, as root; the last one takes it away.
 """
 
@@ -10,10 +10,9 @@ import sys
 from typing import Any
 
 from ..context import Context, StepFailed
-from ..service.base import ServiceControl, ServiceError
-from ..service.kind import control
+from ..service import serving
+from ..service.base import ServiceError
 from ..state import layout
-from ..state.journal import read
 
 EVENT = "guard"
 
@@ -22,7 +21,7 @@ def put(ctx: Context) -> None:
     """Before the first live mutation. Idempotent; nothing where the service is none of systemd's."""
     if ctx.plan.service is None or _events(ctx):
         return
-    guarded = _control(ctx)
+    guarded = serving.control_of(ctx)
     unit = guarded.guarded_unit()
     if not unit:
         return
@@ -37,7 +36,7 @@ def put(ctx: Context) -> None:
 
 def _events(ctx: Context) -> list[dict[str, Any]]:
     """Not empty when this run has, or may have, put its guard."""
-    return [e for e in read(ctx.journal.path)[0] if e["e"] == EVENT]
+    return [e for e in ctx.journal.events if e["e"] == EVENT]
 
 
 def remove(ctx: Context) -> None:
@@ -46,11 +45,6 @@ def remove(ctx: Context) -> None:
     if ctx.plan.service is None or not events:
         return
     try:
-        _control(ctx).remove_guard(keep_folder=events[0]["keep_folder"])
+        serving.control_of(ctx).remove_guard(keep_folder=events[0]["keep_folder"])
     except (ServiceError, StepFailed) as error:
         raise OSError(f"the boot guard cannot be removed: {error}") from None
-
-
-def _control(ctx: Context) -> ServiceControl:
-    assert ctx.plan.service is not None
-    return control(ctx.plan.service, ctx.state_dir, ctx.plan.secrets)
