@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
+from ddtree_deploy.commands.run import start
 from ddtree_deploy.errors import GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.inputs.playbook import Playbook, Step
@@ -26,13 +26,10 @@ from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import Launch
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions
-from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import fleet
-from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
-from ddtree_deploy.running.rollout import Job
 
 Make = Callable[[Known, RunOptions], PlanResult | NothingToDo]
 RESTART_S = 3600.0  # of a large model, with its rounds; the step's limit is so many times this
@@ -214,22 +211,12 @@ def run(
     inventory: Inventory, target: str, book: Playbook, make: Make, json_lines: bool, *, ask: bool = False
 ) -> fleet.FleetOutcome:
     """Do what `make` plans on the hosts of `target`. ask: with the plan shown, before anything begins."""
-    chosen = inventory.resolve(target)
-    view = console.choose(json_lines)
-
-    def consent(changes: ChangeSet) -> bool:
-        if not ask:
-            return True
-        view.text(["", *render(changes, diffs=False).splitlines(), ""])
-        return inputs.ask(f"{changes.action} restarts the service of {changes.host}. Go on?")
-
-    with Interrupts() as interrupts:
-        job = Job(
-            playbook=book,
-            view=view,
-            record=Record(inventory.file),
-            interrupts=interrupts,
-            confirm=consent,
-            make=make,
-        )
-        return fleet.run(target, chosen, job)
+    return start(
+        inventory,
+        target,
+        inventory.resolve(target),
+        question="{action} restarts the service of {host}. Go on?" if ask else None,
+        json_lines=json_lines,
+        playbook=book,
+        make=make,
+    )
