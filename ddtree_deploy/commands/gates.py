@@ -59,7 +59,7 @@ def verify(
         found = {GOLDEN: golden.read(path)} if golden_file or path.exists() else {}
         return plan_gates.make_gates(known, book, options, found)
 
-    return run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, json_lines, make).exit_code
 
 
 def bench(target: Target, playbook: Measuring = None, hosts: Hosts = None, json_lines: Json = False) -> int:
@@ -67,10 +67,7 @@ def bench(target: Target, playbook: Measuring = None, hosts: Hosts = None, json_
     inventory = inputs.load_hosts(hosts)
     book = measuring(playbook, inventory.resolve(target), "bench")
 
-    def make(known: Known, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(known, book, options, {})
-
-    return run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, json_lines).exit_code
 
 
 def record_golden(
@@ -90,10 +87,7 @@ def record_golden(
         raise InputError(f"-o names one file, {target} has {len(chosen)} hosts", field="-o")
     book = measuring(playbook, chosen, "golden", bench=None)
 
-    def make(known: Known, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(known, book, options, {})
-
-    done = run(inventory, target, book, make, json_lines)
+    done = run(inventory, target, book, json_lines)
     for host, outcome in zip(chosen, done.outcomes, strict=False):
         if outcome.exit_code == 0:
             print(_keep(inventory, host, outcome, output, json_lines))
@@ -151,7 +145,7 @@ def calibrate(  # noqa: PLR0917
     def make(known: Known, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(as_it_runs(known), book, options, {})
 
-    return run(inventory, target, book, make, json_lines, ask=not yes).exit_code
+    return run(inventory, target, book, json_lines, make, ask=not yes).exit_code
 
 
 def confirm(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
@@ -163,7 +157,7 @@ def confirm(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
     def make(known: Known, options: RunOptions) -> PlanResult | NothingToDo:
         return plan_gates.make_confirm(known, book, options)
 
-    return run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, json_lines, make).exit_code
 
 
 def golden_path(inventory: Inventory, host: Host) -> Path:
@@ -208,9 +202,15 @@ def _step(kind: str) -> Step:
 
 
 def run(
-    inventory: Inventory, target: str, book: Playbook, make: Make, json_lines: bool, *, ask: bool = False
+    inventory: Inventory,
+    target: str,
+    book: Playbook,
+    json_lines: bool,
+    make: Make | None = None,
+    *,
+    ask: bool = False,
 ) -> fleet.FleetOutcome:
-    """Do what `make` plans on the hosts of `target`. ask: with the plan shown, before anything begins."""
+    """Do what `make` plans, else the steps as they are. ask: with the plan shown, before anything begins."""
     return start(
         inventory,
         target,
@@ -218,5 +218,5 @@ def run(
         question="{action} restarts the service of {host}. Go on?" if ask else None,
         json_lines=json_lines,
         playbook=book,
-        make=make,
+        make=make or (lambda known, options: plan_gates.make_gates(known, book, options, {})),
     )
