@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import tempfile
@@ -115,6 +116,12 @@ def run(arguments: list[str] | None = None) -> int:
         # Whoever read our output (head, less) has gone; the flush at exit must not complain.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename:
+            return _bug(error)
+        complain(f"the output is incomplete: {error.strerror}")
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
+        return 1
     except Exception as error:
         return _usage(error) if hasattr(error, "format_message") else _bug(error)
     return code if isinstance(code, int) else 0

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy import console
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
+from ddtree_deploy.commands.run import start
 from ddtree_deploy.errors import GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.inputs.playbook import Playbook, Step
@@ -26,13 +26,10 @@ from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import Launch
 from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions
-from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import fleet
-from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
-from ddtree_deploy.running.rollout import Job
 
 Make = Callable[[Known, RunOptions], PlanResult | NothingToDo]
 RESTART_S = 3600.0  # of a large model, with its rounds; the step's limit is so many times this
@@ -62,7 +59,7 @@ def verify(
         found = {GOLDEN: golden.read(path)} if golden_file or path.exists() else {}
         return plan_gates.make_gates(known, book, options, found)
 
-    return run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, json_lines, make).exit_code
 
 
 def bench(target: Target, playbook: Measuring = None, hosts: Hosts = None, json_lines: Json = False) -> int:
@@ -70,10 +67,7 @@ def bench(target: Target, playbook: Measuring = None, hosts: Hosts = None, json_
     inventory = inputs.load_hosts(hosts)
     book = measuring(playbook, inventory.resolve(target), "bench")
 
-    def make(known: Known, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(known, book, options, {})
-
-    return run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, json_lines).exit_code
 
 
 def record_golden(
@@ -93,10 +87,7 @@ def record_golden(
         raise InputError(f"-o names one file, {target} has {len(chosen)} hosts", field="-o")
     book = measuring(playbook, chosen, "golden", bench=None)
 
-    def make(known: Known, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(known, book, options, {})
-
-    done = run(inventory, target, book, make, json_lines)
+    done = run(inventory, target, book, json_lines)
     for host, outcome in zip(chosen, done.outcomes, strict=False):
         if outcome.exit_code == 0:
             print(_keep(inventory, host, outcome, output, json_lines))
@@ -154,7 +145,7 @@ def calibrate(  # noqa: PLR0917
     def make(known: Known, options: RunOptions) -> PlanResult:
         return plan_gates.make_gates(as_it_runs(known), book, options, {})
 
-    return run(inventory, target, book, make, json_lines, ask=not yes).exit_code
+    return run(inventory, target, book, json_lines, make, ask=not yes).exit_code
 
 
 def confirm(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
@@ -166,7 +157,7 @@ def confirm(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
     def make(known: Known, options: RunOptions) -> PlanResult | NothingToDo:
         return plan_gates.make_confirm(known, book, options)
 
-    return run(inventory, target, book, make, json_lines).exit_code
+    return run(inventory, target, book, json_lines, make).exit_code
 
 
 def golden_path(inventory: Inventory, host: Host) -> Path:
@@ -211,25 +202,21 @@ def _step(kind: str) -> Step:
 
 
 def run(
-    inventory: Inventory, target: str, book: Playbook, make: Make, json_lines: bool, *, ask: bool = False
+    inventory: Inventory,
+    target: str,
+    book: Playbook,
+    json_lines: bool,
+    make: Make | None = None,
+    *,
+    ask: bool = False,
 ) -> fleet.FleetOutcome:
-    """Do what `make` plans on the hosts of `target`. ask: with the plan shown, before anything begins."""
-    chosen = inventory.resolve(target)
-    view = console.choose(json_lines)
-
-    def consent(changes: ChangeSet) -> bool:
-        if not ask:
-            return True
-        view.text(["", *render(changes, diffs=False).splitlines(), ""])
-        return inputs.ask(f"{changes.action} restarts the service of {changes.host}. Go on?")
-
-    with Interrupts() as interrupts:
-        job = Job(
-            playbook=book,
-            view=view,
-            record=Record(inventory.file),
-            interrupts=interrupts,
-            confirm=consent,
-            make=make,
-        )
-        return fleet.run(target, chosen, job)
+    """Do what `make` plans, else the steps as they are. ask: with the plan shown, before anything begins."""
+    return start(
+        inventory,
+        target,
+        inventory.resolve(target),
+        question="{action} restarts the service of {host}. Go on?" if ask else None,
+        json_lines=json_lines,
+        playbook=book,
+        make=make or (lambda known, options: plan_gates.make_gates(known, book, options, {})),
+    )

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
+from typing import Any
 
 import typer
 
@@ -52,10 +53,7 @@ def plan(  # noqa: PLR0917
 
     def one(host: Host) -> int:
         changes, drift = _changes(known_of(host, load, contents=True), load, book, accept_drift)
-        if json_lines:
-            typer.echo(json.dumps({"e": "changes", "host": host.name, "run": "", **asdict(changes)}))
-        else:
-            typer.echo(render(changes))
+        _tell(json_lines, "changes", host, asdict(changes), render(changes))
         if drift is not None:
             raise drift
         return 0
@@ -89,10 +87,7 @@ def status(
 
     def one(host: Host) -> int:
         data = describe(known_of(host, load), load)
-        if json_lines:
-            typer.echo(json.dumps({"e": "status", "host": host.name, "run": "", **data}))
-        else:
-            typer.echo("\n".join(lines_of(host.name, data)))
+        _tell(json_lines, "status", host, data, "\n".join(lines_of(host.name, data)))
         return 0
 
     return _each(chosen, one, json_lines)
@@ -106,13 +101,8 @@ def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_
     def one(host: Host) -> int:
         files = drift_report.report(known_of(host, load, contents=True), load)
         moved = [f.ref for f in files if f.moved]
-        if json_lines:
-            listed = [asdict(f) for f in files]
-            typer.echo(
-                json.dumps({"e": "drift", "host": host.name, "run": "", "moved": moved, "files": listed})
-            )
-        else:
-            typer.echo("\n".join(drift_report.lines_of(host.name, files)))
+        data = {"moved": moved, "files": [asdict(f) for f in files]}
+        _tell(json_lines, "drift", host, data, "\n".join(drift_report.lines_of(host.name, files)))
         if moved:
             raise DriftError(
                 f"{len(moved)} live files are not what the release or upstream put there: "
@@ -134,15 +124,8 @@ def releases(target: Target, hosts: Hosts = None, json_lines: Json = False) -> i
     def one(host: Host) -> int:
         known = known_of(host, None)
         rows, back = releases_report.rows(known), going_back.targets(known.facts)
-        if json_lines:
-            listed = [asdict(row) for row in rows]
-            typer.echo(
-                json.dumps(
-                    {"e": "releases", "host": host.name, "run": "", "back_to": back, "releases": listed}
-                )
-            )
-        else:
-            typer.echo("\n".join(releases_report.lines_of(host.name, rows, back)))
+        data = {"back_to": back, "releases": [asdict(row) for row in rows]}
+        _tell(json_lines, "releases", host, data, "\n".join(releases_report.lines_of(host.name, rows, back)))
         return 0
 
     return _each(chosen, one, json_lines)
@@ -152,6 +135,11 @@ def known_of(host: Host, payload: Payload | None, *, contents: bool = False) -> 
     """Connect, ask, hang up."""
     with ssh.connect(host) as link:
         return Known(host, ask_facts(link, host, facts_request(host, payload, contents=contents)))
+
+
+def _tell(json_lines: bool, event: str, host: Host, data: dict[str, Any], text: str) -> None:
+    """What was found: as an event, or in words."""
+    typer.echo(json.dumps({"e": event, "host": host.name, "run": "", **data}) if json_lines else text)
 
 
 def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool) -> int:

@@ -10,7 +10,7 @@ import typer
 from ddtree_deploy import console, ssh
 from ddtree_deploy.commands import inputs
 from ddtree_deploy.commands.options import Hosts, Json, Target
-from ddtree_deploy.errors import DeployError, GateFailed, InputError, LockedError
+from ddtree_deploy.errors import DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
@@ -99,7 +99,8 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
     with Interrupts(), ssh.connect(host) as link:
         facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held:
-            raise _locked(host, facts.lock.run, facts.lock.who, facts.lock.since)
+            held = f"run {facts.lock.run} of {facts.lock.who} holds the host since {facts.lock.since}"
+            raise unlocking.refuse(host, "recover", f"{held}: it lives, there is nothing to recover")
         if facts.orphan is None:
             outcome = Outcome(host.name, "recover", 0, verdict="pass", state=STATE_UNTOUCHED)
             outcome.reason = "there is nothing to recover"
@@ -135,7 +136,8 @@ def unlock(
     with Interrupts(), ssh.connect(host) as link:
         facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held and not force:
-            raise unlocking.refuse(host, facts)
+            force_it = f", or end it and put the host back: ddtree-deploy unlock {host.name} --force"
+            raise unlocking.refuse(host, "unlock", unlocking.in_words(facts.lock), force_it)
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})
@@ -192,16 +194,6 @@ def trust(
         f"{host.name}: {kind} {seen} is now in {files[0]}" + (f", {len(dropped)} replaced" if dropped else "")
     )
     return 0
-
-
-def _locked(host: Host, run: str, who: str, since: str) -> LockedError:
-    return LockedError(
-        f"run {run} of {who} holds the host since {since}: it lives, there is nothing to recover",
-        stage="recover",
-        host=host.name,
-        state="the run goes on, we touched nothing",
-        next_command=f"ddtree-deploy attach {host.name}",
-    )
 
 
 def _single(hosts: list[Host], command: str) -> Host:

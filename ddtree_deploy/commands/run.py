@@ -28,6 +28,8 @@ from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.rollout import Job
 
+QUESTION = "{action} on {host}?"
+
 
 def rollout(  # noqa: PLR0917
     target: Target,
@@ -44,17 +46,17 @@ def rollout(  # noqa: PLR0917
     book = inputs.load_rollout(playbook, chosen)
     load = inputs.load_payload(payload)
     inputs.require_consent(yes, f"rollout {target}")
-    return _run(
+    return start(
         inventory,
         target,
         chosen,
-        yes=yes,
+        question=None if yes else QUESTION,
         json_lines=json_lines,
         playbook=book,
         make=lambda known, options: make_rollout(known, load, book, options),
         payload=load,
         accept_drift=accept_drift,
-    )
+    ).exit_code
 
 
 def rollback(  # noqa: PLR0917
@@ -80,40 +82,47 @@ def rollback(  # noqa: PLR0917
         chosen = inventory.resolve(target)
     book = inputs.load_playbook(playbook, "rollback")
     inputs.require_consent(yes, f"rollback {target}")
-    return _run(
+    return start(
         inventory,
         target,
         chosen,
-        yes=yes,
+        question=None if yes else QUESTION,
         json_lines=json_lines,
         playbook=book,
         make=lambda known, options: make_rollback(
             known, book, options, of_run=runs.get(known.name, ""), to=to
         ),
         accept_drift=accept_drift,
-    )
+    ).exit_code
 
 
-def _run(
-    inventory: Inventory, target: str, chosen: list[Host], *, yes: bool, json_lines: bool, **job: Any
-) -> int:
+def start(
+    inventory: Inventory,
+    target: str,
+    chosen: list[Host],
+    *,
+    question: str | None,
+    json_lines: bool,
+    **job: Any,
+) -> fleet.FleetOutcome:
+    """Do a job on the chosen hosts. With a `question`, it is asked of each, with the plan shown."""
     view = console.choose(json_lines)
     with Interrupts() as interrupts:
         made = Job(
             view=view,
             record=Record(inventory.file),
             interrupts=interrupts,
-            confirm=_consent(view, yes),
+            confirm=_consent(view, question),
             **job,
         )
-        return fleet.run(target, chosen, made).exit_code
+        return fleet.run(target, chosen, made)
 
 
-def _consent(view: View, yes: bool) -> Callable[[ChangeSet], bool]:
+def _consent(view: View, question: str | None) -> Callable[[ChangeSet], bool]:
     def confirm(changes: ChangeSet) -> bool:
-        if yes:
+        if question is None:
             return True
         view.text(["", *render(changes, diffs=False).splitlines(), ""])
-        return inputs.ask(f"{changes.action} on {changes.host}?")
+        return inputs.ask(question.format(action=changes.action, host=changes.host))
 
     return confirm

@@ -14,9 +14,6 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
 from ddtree_deploy.onhost.judge.sweep_table import CHAIN
-from ddtree_deploy.planning import plan_gates
-from ddtree_deploy.planning.assemble import PlanResult, RunOptions
-from ddtree_deploy.planning.known import Known
 from ddtree_deploy.report import bundle
 
 HEADER = ("concurrency", "budget", "tokens/s", "x chain", "interval", "accept length", "TTFT, ms", "TPOT, ms")
@@ -65,10 +62,7 @@ def sweep(  # noqa: PLR0917
     book = gates.restarting(base, Step("sweep", "sweep", arms * gates.RESTART_S, options))
     inputs.require_consent(yes, f"sweep {target} --budgets {budgets}")
 
-    def make(known: Known, options: RunOptions) -> PlanResult:
-        return plan_gates.make_gates(known, book, options, {})
-
-    done = gates.run(inventory, target, book, make, json_lines, ask=not yes)
+    done = gates.run(inventory, target, book, json_lines, ask=not yes)
     outcome = done.outcomes[0]
     result = outcome.results.get("sweep")
     if outcome.exit_code == 0 and result and not json_lines:

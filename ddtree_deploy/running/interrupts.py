@@ -4,7 +4,7 @@ its verdict is known: that must get out."""
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
 from ddtree_deploy.running.signals import SIGNALS
 
@@ -40,9 +40,7 @@ class Interrupts:
             self._before[number] = signal.signal(number, self._caught)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             # An impatient CI system sends more: those must not take the place of the exit code.
             ended = self.count or self.held

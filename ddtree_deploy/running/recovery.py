@@ -48,22 +48,26 @@ def command_there(  # noqa: PLR0917
     """Have the runner of `run` do `words` on the host, and show its events. Returns its exit status, them,
     and its last line on stderr, if any.
 
-    lost: message and state of the ContactLost that is raised when it does not say how it ended.
+    lost: message and state of the ContactLost that is raised when it does not say how it ended; an
+    interrupt is told in that way, too: the host goes on.
     """
     runner = f"{run_dir_of(facts, run)}/runner.pyz"
-    stream = link.stream(link.command(facts.python, "-I", "-S", runner, *words), stage=words[0])
     events: list[dict[str, Any]] = []
     deadline = time.monotonic() + RECOVER_S
-    with contextlib.suppress(StreamEnded, LinkLost):
-        while time.monotonic() < deadline:
-            line = stream.line(1.0)
-            event = parse_event(line) if line is not None else None
-            if event is not None:
-                events.append(event)
-                emit({"step": words[0], **event})
-    code = stream.exit_status()
+    (message, state), code = lost, None
+    try:
+        stream = link.stream(link.command(facts.python, "-I", "-S", runner, *words), stage=words[0])
+        with contextlib.suppress(StreamEnded, LinkLost):
+            while time.monotonic() < deadline:
+                line = stream.line(1.0)
+                event = parse_event(line) if line is not None else None
+                if event is not None:
+                    events.append(event)
+                    emit({"step": words[0], **event})
+        code = stream.exit_status()
+    except KeyboardInterrupt:
+        message, state = "interrupted: contact lost", "the host goes on by itself"
     if code is None:
-        message, state = lost
         raise ContactLost(
             message,
             stage=words[0],

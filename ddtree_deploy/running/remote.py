@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
@@ -107,6 +108,8 @@ def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes)
     login = f"{host.user}@{host.address}" if host.user else host.address
     # The remote shell takes the words apart once more.
     retry = shlex.join(["ssh", "-p", str(host.port), login, f"{shlex.quote(host.python)} -V"])
+    bad_host = partial(InputError, file=host.file, line=host.line, host=host.name)
+    failed = partial(GateFailed, stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry)
     lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     last = safe(lines[-1], 300) if lines else ""
     if host.become and any("sudo" in line for line in lines):
@@ -114,34 +117,19 @@ def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes)
             host, stage, f"become: true needs sudo without a password for {host.user or 'you'}: {last}"
         )
     if rc in (126, 127):
-        return InputError(
+        return bad_host(
             f"the host has no such interpreter: {host.python} ({last or f'exit status {rc}'})",
-            file=host.file,
-            line=host.line,
             field=f"hosts.{host.name}.python",
-            host=host.name,
         )
     if rc is None:
         return transport_error(host, stage, "the connection ended before the host had answered")
     if last.startswith(f"{stage}: "):  # our own script, saying why
         why = last.removeprefix(f"{stage}: ")
         if why.startswith("state_dir: "):
-            return InputError(
-                why.removeprefix("state_dir: "),
-                file=host.file,
-                line=host.line,
-                field=f"hosts.{host.name}.state_dir",
-                host=host.name,
-            )
-        return GateFailed(why, stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry)
+            return bad_host(why.removeprefix("state_dir: "), field=f"hosts.{host.name}.state_dir")
+        return failed(why)
     said = last or safe(out.decode(errors="replace").strip()[-300:]) or "it said nothing"
-    return GateFailed(
-        f"the host's Python ended with exit status {rc}: {said}",
-        stage=stage,
-        host=host.name,
-        state=NOTHING_DONE,
-        next_command=retry,
-    )
+    return failed(f"the host's Python ended with exit status {rc}: {said}")
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:

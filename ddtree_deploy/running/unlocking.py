@@ -19,15 +19,14 @@ def in_words(lock: LockFacts) -> str:
     )
 
 
-def refuse(host: Host, facts: Facts) -> LockedError:
-    """What `unlock` says without --force while the runner lives."""
+def refuse(host: Host, stage: str, held: str, ways: str = "") -> LockedError:
+    """What a command says that does nothing while the runner lives. ways: what else may be done."""
     return LockedError(
-        in_words(facts.lock),
-        stage="unlock",
+        held,
+        stage=stage,
         host=host.name,
         state="the run goes on, we touched nothing",
-        next_command=f"ddtree-deploy attach {host.name}, or end it and put the host back: "
-        f"ddtree-deploy unlock {host.name} --force",
+        next_command=f"ddtree-deploy attach {host.name}{ways}",
     )
 
 

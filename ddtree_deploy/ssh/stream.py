@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Protocol
 
 CHUNK = 65536
@@ -83,9 +82,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._done.set()
 
 
@@ -119,7 +116,7 @@ class Stream:
         for pump in self._pumps:
             pump.start()
 
-    def send(self, data: bytes, progress: Callable[[int], None] | None = None) -> None:
+    def send(self, data: bytes) -> None:
         """Write to the command's stdin. Raises LinkLost when the connection ends or stalls."""
         view = memoryview(data)
         with self._lock, Watchdog(self._stalled_s, self._abort) as dog:
@@ -133,8 +130,6 @@ class Stream:
                 dog.feed()
                 self._traffic.sent += count
                 view = view[count:]
-                if progress:
-                    progress(count)
 
     def _why_unsent(self, dog: Watchdog, error: BaseException | None) -> str:
         if dog.bitten:
@@ -170,10 +165,8 @@ class Stream:
                 chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 return None
-            if chunk:
-                self._rest += chunk
-            else:
-                self._eof = True
+            self._eof = not chunk
+            self._rest += chunk
 
     def rest(self) -> bytes:
         """What came after the last newline, once the stream has ended."""
@@ -182,19 +175,15 @@ class Stream:
     def read_all(self, deadline: float, limit: int) -> bytes:
         """All up to the end of the output. Raises LinkLost after `deadline` (monotonic) or `limit` bytes."""
         while not self._eof:
-            self._take(deadline)
+            try:
+                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise LinkLost("the command did not end in time") from None
+            self._eof = not chunk
+            self._rest += chunk
             if len(self._rest) > limit:
                 raise LinkLost(f"the command wrote more than {limit >> 20} MiB")
         return bytes(self._rest)
-
-    def _take(self, deadline: float) -> None:
-        """Add the next part of the output. Raises LinkLost after `deadline` (monotonic)."""
-        try:
-            chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
-        except Empty:
-            raise LinkLost("the command did not end in time") from None
-        self._eof = not chunk
-        self._rest += chunk
 
     @property
     def stderr(self) -> bytes:

@@ -177,9 +177,9 @@ def test_consent_shows_the_plan_and_takes_only_yes(monkeypatch: pytest.MonkeyPat
     for answer in (True, False):
         monkeypatch.setattr(inputs, "ask", lambda question, a=answer: asked.append(question) or a)
         view = PlainView(open("/dev/null", "w"))  # noqa: PTH123, SIM115
-        assert run._consent(view, False)(changes()) is answer
+        assert run._consent(view, run.QUESTION)(changes()) is answer
     assert asked == ["rollout on ct1?"] * 2
-    assert run._consent(PlainView(open("/dev/null", "w")), True)(changes())  # noqa: PTH123, SIM115
+    assert run._consent(PlainView(open("/dev/null", "w")), None)(changes())  # noqa: PTH123, SIM115
     assert len(asked) == 2
 
 

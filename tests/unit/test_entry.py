@@ -78,3 +78,18 @@ def test_the_constraints_of_an_installation_are_the_versions_that_we_name() -> N
     held = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split())
     for wanted in map(Requirement, [*named["dependencies"], *extras]):
         assert wanted.specifier.contains(held[wanted.name.lower()]), wanted
+
+
+@pytest.mark.starts
+def test_help_that_cannot_be_written_is_one_line_and_no_bug() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddtree_deploy", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "ddtree-deploy: the output is incomplete: No space left on device\n"

@@ -1,0 +1,43 @@
+"""What is said when the work on a host has begun and our sight of it ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddtree_deploy.errors import ContactLost
+from ddtree_deploy.running import unlocking
+from ddtree_deploy.running.recovery import recover_orphan
+
+
+class _Link:
+    """Starts anything; its stream is interrupted at the first wait."""
+
+    def command(self, *words: str) -> str:
+        return " ".join(words)
+
+    def stream(self, command: str, *, stage: str) -> Any:
+        def line(timeout: float) -> bytes:
+            raise KeyboardInterrupt
+
+        return SimpleNamespace(line=line)
+
+
+@pytest.mark.parametrize("command", ["recover", "unlock"])
+def test_an_interrupt_once_the_host_has_begun_says_that_it_goes_on(command: str) -> None:
+    host: Any = SimpleNamespace(name="ct129")
+    lock = SimpleNamespace(run="r1")
+    facts: Any = SimpleNamespace(python="python3", site_dir="/site", lock=lock)
+    link: Any = _Link()
+    with pytest.raises(ContactLost) as caught:
+        if command == "recover":
+            recover_orphan(host, link, facts, "r1", lambda event: None)
+        else:
+            unlocking.force(host, link, facts, 5, lambda event: None)
+    assert caught.value.exit_code == 8
+    assert caught.value.render() == (
+        f"ct129: {command}: interrupted: contact lost; the host goes on by itself; "
+        "next: ddtree-deploy status ct129"
+    )
