@@ -1,8 +1,8 @@
 """`make rtt`: a rollout through all gates over a WAN of RTT 0, 20 and 100 ms, beside a hand-written one.
 
 Both do the same work on equal hosts (systemd, a stub service; six modules of 30 kB), in the same run, in
-turns. Round trips are the slope of wall time over RTT. The verdict: at most 20 round trips, and at RTT 100 ms
-not slower than the hand-written script, one tar over one ssh (`handmade_rollout.sh`).
+turns. Round trips are the slope of wall time over RTT. The verdict: at most 14 round trips, and at RTT 100 ms
+at most 1.25 times the hand-written script, one tar over one ssh (`handmade_rollout.sh`).
 
 Needs root (see tests/lab). Exit status 1 when the verdict is not met.
 """
@@ -31,7 +31,8 @@ from tests.lab.payloads import OVERLAID, make_payload, write_playbooks
 from tests.lab.wan import wan
 
 RTTS_MS = (0, 20, 100)
-ROUND_TRIPS = 20.0
+ROUND_TRIPS = 14.0
+RATIO = 1.25  # of the hand-written script's seconds, at the longest RTT
 # The first ones pass while the program loads, but these wait for each other: login, session, command, cargo.
 AT_LEAST = 4
 FILES, SIZE = 6, 30_000
@@ -207,11 +208,12 @@ def main() -> int:
         )
         return 1
     few = trips <= ROUND_TRIPS
-    fast = ours.best(last) <= theirs.best(last)
+    ratio = ours.best(last) / theirs.best(last)
+    fast = ratio <= RATIO
     print(f"round trips: {trips:.1f} (at most {ROUND_TRIPS:.0f}): {'ok' if few else 'TOO MANY'}")
     print(
-        f"at RTT {last} ms: {ours.best(last):.2f} s against {theirs.best(last):.2f} s by hand: "
-        f"{'not slower, ok' if fast else 'SLOWER'}"
+        f"at RTT {last} ms: {ours.best(last):.2f} s against {theirs.best(last):.2f} s by hand, "
+        f"{ratio:.2f} x (at most {RATIO}): {'ok' if fast else 'TOO SLOW'}"
     )
     return 0 if few and fast else 1
 

@@ -159,7 +159,7 @@ class Run(StepModel):
 # Where the files of the playbook lie in the payload archive.
 PROMPTS = "attachments/prompts.jsonl"
 GOLDEN = "attachments/golden.json"
-MIN_ROUNDS = 5  # fewer cannot be judged: onhost/speed_gate.py
+MIN_ROUNDS = 5  # fewer cannot be judged: onhost/judge/speed.py
 
 _MODELS: dict[str, type[StepModel]] = {
     "preflight": Preflight,

@@ -1,7 +1,7 @@
 """What the serving gates measured, before and after, out of the steps' figures. Pure.
 
-A gate may journal its statistic under `speed` (figures of `onhost.speed_gate`) and its comparison of
-tokens under `agreement` (figures of `onhost.agreement.judge_tokens`); where it has not, the samples are
+A gate may journal its statistic under `speed` (figures of `onhost.judge.speed`) and its comparison of
+tokens under `agreement` (figures of `onhost.judge.agreement.judge_tokens`); where it has not, the samples are
 compared here.
 """
 

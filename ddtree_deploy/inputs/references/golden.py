@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 class SampleModel(Model):
-    """`onhost.greedy.Sample`, as it was journalled."""
+    """`onhost.measure.greedy.Sample`, as it was journalled."""
 
     prompts: list[str] = Field(min_length=1)
     outputs: list[list[int]]
