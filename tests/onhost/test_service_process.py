@@ -191,15 +191,15 @@ def test_requests_in_flight_are_drained(lab: Lab) -> None:
     endpoint = of(ctx).endpoint
     made: list[int] = []
     thread = threading.Thread(
-        target=lambda: made.append(len(generate(endpoint, "a long one", 16, seconds=60).tokens))
+        target=lambda: made.append(len(generate(endpoint, "a long one", 64, seconds=60).tokens))
     )
     thread.start()
     from ddtree_deploy.onhost.service.sglang_api import running_requests
 
     until(lambda: running_requests(endpoint) == 1, "the request runs")
     do(ctx, "stop")
-    thread.join(10)
-    assert made == [16], "the request was answered in full before the stop"
+    thread.join(60)
+    assert made == [64], "the request was answered in full before the stop"
     assert "draining: 1 requests run" in journal_text(ctx)
 
 
