@@ -31,7 +31,6 @@ class Tail:
         self._path: Path | None = None
         self._watch = -1
         self._read = 0
-        self._rest = b""
         self.events: list[Event] = []
         self.runner = (0, 0)  # which one of this journal, and its pid here; see runner_of
 
@@ -70,9 +69,9 @@ class Tail:
                 data = file.read()
         except FileNotFoundError:
             return []
+        data = data[: data.rfind(b"\n") + 1]  # a part of a line is taken back where the disk is full
         self._read += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        new = [json.loads(line) for line in lines]
+        new = [json.loads(line) for line in data.splitlines()]
         self.events += new
         return new
 
