@@ -33,7 +33,7 @@ sys.exit(main(sys.argv[1:]))
 # Runs the sources that an earlier run of this version unpacked (`onhost/state/code.py`). Where there are none
 # it runs them from memory: asking for facts writes nothing on a host, in /tmp neither. In letters that no
 # shell takes for its own. What it is asked comes over stdin: it may name secrets, and all can read command
-# lines.
+# lines. The sources come after it: where they are not needed at once, the answer does not wait for them.
 _COMMAND = "import base64; exec(base64.b64decode('{}'))"
 _BOOT = """\
 import os, stat, sys, zlib
@@ -45,7 +45,7 @@ def take(count):
             sys.exit("facts: the connection ended")
         data += part
     return data
-sources, request = zlib.decompress(take({sources})), take({request})
+request, sources = take({request}), b""
 state = {state_dir!r} or ("~/.local/state/ddtree-deploy" if os.geteuid() else "/var/lib/ddtree-deploy")
 code = os.path.expanduser(state) + "/code/" + sys.implementation.cache_tag + "-{digest}"
 try:
@@ -54,6 +54,7 @@ try:
 except OSError:
     ours = False
 if not ours:
+    sources = zlib.decompress(take({sources}))
     memory = os.memfd_create("onhost")
     with open(memory, "wb", closefd=False) as out:
         out.write(sources)
@@ -61,7 +62,7 @@ if not ours:
 sys.path.insert(0, code)
 sys.dont_write_bytecode = True
 from onhost.entry.serve import serve
-sys.exit(serve(request, sources))
+sys.exit(serve(request, lambda: sources or zlib.decompress(take({sources}))))
 """
 
 
@@ -102,4 +103,4 @@ def facts_program(request: FactsRequest) -> Program:
         state_dir=request.state_dir,
         digest=hashlib.sha256(archive()).hexdigest(),
     )
-    return Program(_COMMAND.format(base64.b64encode(script.encode()).decode()), _compressed() + asked)
+    return Program(_COMMAND.format(base64.b64encode(script.encode()).decode()), asked + _compressed())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..facts import gather
 from .launch import launch
 from .receive import line
 
 
-def serve(request: bytes, sources: bytes) -> int:
+def serve(request: bytes, sources: Callable[[], bytes]) -> int:
     """Print the facts. Then 0 when fd 0 ends, since nothing more was wanted; else as the run ends.
 
-    request: a FactsRequest as JSON. sources: the zip that this code came in.
+    request: a FactsRequest as JSON. sources: gives the zip that this code came in; it may be on its way yet.
     """
     status = gather.main(request)
     if status:
         return status
+    arrived = sources()
     header = line(0)
-    return launch(header, sources) if header else 0
+    return launch(header, arrived) if header else 0
