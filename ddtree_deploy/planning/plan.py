@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive
-from ddtree_deploy.inputs.payload import Payload, Variant
+from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook, expect_action
 from ddtree_deploy.planning import going_back
 from ddtree_deploy.planning.assemble import (
@@ -48,7 +48,7 @@ def make_rollout(known: Known, payload: Payload, playbook: Playbook, options: Ru
         known,
         playbook,
         options,
-        _archive(payload, variant, playbook),
+        archive.build({**payload.archive_entries(variant), **playbook.attachments}),
         payload=payload,
         files=[*(w.change(known) for w in wanted), *(g.change for g in stale)],
         warnings=warnings,
@@ -58,10 +58,6 @@ def make_rollout(known: Known, payload: Payload, playbook: Playbook, options: Ru
         release=release,
         targets=sorted([*(w.target() for w in changed), *(g.target for g in stale)], key=lambda t: t.ref),
     )
-
-
-def _archive(payload: Payload, variant: Variant, playbook: Playbook) -> bytes:
-    return archive.build({**payload.archive_entries(variant), **playbook.attachments})
 
 
 def make_rollback(

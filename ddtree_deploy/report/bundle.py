@@ -20,6 +20,7 @@ from ddtree_deploy.text import safe
 
 FORMAT = 1
 STAGE = "evidence"
+_TARGET = ("ref", "path", "source", "sha256", "before")
 
 
 @dataclass(frozen=True)
@@ -112,15 +113,14 @@ def assemble(run: str, files: RunFiles) -> dict[str, Any]:
         "reason": safe(last.get("reason") or ""),
         "next": last.get("next") or last.get("next_command") or "",
         "payload": {
-            "name": plan.get("payload_name", ""),
-            "version": plan.get("payload_version", ""),
+            **{k: plan.get(f"payload_{k}", "") for k in ("name", "version")},
             "variant": plan.get("variant", ""),
             "digest": plan.get("payload_digest", ""),
             "release": plan.get("release", ""),
         },
         "traffic": {k: summary.get(k) for k in ("execs", "sent", "received")},
         "fingerprint": fingerprint(files.facts, plan),
-        "targets": [_target(t) for t in plan.get("targets") or []],
+        "targets": [{k: t.get(k, "") for k in _TARGET} for t in plan.get("targets") or []],
         "steps": steps,
         "measurements": measurements(steps),
         "warnings": warnings,
@@ -135,35 +135,26 @@ def _seconds(events: list[dict[str, Any]], summary: dict[str, Any]) -> float | N
     return float(value) if isinstance(value, int | float) else None
 
 
-def _target(target: dict[str, Any]) -> dict[str, Any]:
-    return {k: target.get(k, "") for k in ("ref", "path", "source", "sha256", "before")}
-
-
 def fingerprint(facts: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     """What the host is, as flat as it goes: what `diff` compares between hosts and days."""
     service = facts.get("service") or {}
     planned = plan.get("service") or {}
     packages = facts.get("packages") or {}
     found = {
-        "hostname": facts.get("hostname"),
-        "os": facts.get("os"),
-        "kernel": facts.get("kernel"),
+        **{k: facts.get(k) for k in ("hostname", "os", "kernel")},
         "python": facts.get("python") or plan.get("python"),
         "python_version": ".".join(map(str, facts.get("python_version") or [])) or None,
         "site": facts.get("site") or plan.get("site"),
         "gpus": [f"{g.get('name')} ({g.get('memory_total_mib')} MiB)" for g in facts.get("gpus") or []],
-        "driver": facts.get("driver"),
-        "cuda": facts.get("cuda"),
+        **{k: facts.get(k) for k in ("driver", "cuda")},
         "packages": {name: p.get("version", "") for name, p in sorted(packages.items())},
         "pip_freeze": facts.get("pip_freeze") or [],
         "service": {
             "name": planned.get("name") or None,
             "kind": service.get("kind") or planned.get("kind") or None,
-            "unit": planned.get("unit") or None,
-            "endpoint": planned.get("endpoint") or None,
+            **{k: planned.get(k) or None for k in ("unit", "endpoint")},
             "digest": service.get("digest") or None,
-            "command": _argv(service.get("command")),
-            "new_command": _argv(service.get("new_command")),
+            **{k: _argv(service.get(k)) for k in ("command", "new_command")},
         },
     }
     return found if facts or plan else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ddtree_deploy.errors import InputError
@@ -41,16 +41,5 @@ def _row(folder: Path) -> Row:
         return Row(folder.name, "", "", "", "", "unreadable", None, "", error.message, "", None)
     payload = b["payload"]
     name = " ".join(part for part in (payload["name"], payload["version"]) if part)
-    return Row(
-        run=b["run"],
-        created=b["created"],
-        host=b["host"],
-        action=b["action"],
-        payload=name + (f" ({payload['variant']})" if payload["variant"] else ""),
-        verdict=b["verdict"],
-        exit=b["exit"],
-        step=b["step"],
-        state=b["state"],
-        who=b["who"],
-        seconds=b["seconds"],
-    )
+    name += f" ({payload['variant']})" if payload["variant"] else ""
+    return Row(**{f.name: b[f.name] for f in fields(Row)} | {"payload": name})
