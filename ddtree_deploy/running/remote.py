@@ -11,13 +11,12 @@ from typing import Any
 
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.onhost.wire.facts import Facts
+from ddtree_deploy.onhost.wire.facts import Facts, unpack
 from ddtree_deploy.onhost.wire.protocol import (
     FACTS_MARK,
     FactsRequest,
     Plan,
     ProtocolError,
-    from_dict,
     to_dict,
 )
 from ddtree_deploy.running import zipapp
@@ -68,8 +67,8 @@ def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
     if isinstance(said, Finished):
         raise explain_exec(host, "facts", said.rc, said.out, said.err)
     try:
-        facts: Facts = from_dict(Facts, json.loads(said), "facts")
-    except (ValueError, ProtocolError) as error:
+        facts = unpack(said)
+    except ProtocolError as error:
         raise GateFailed(
             f"the host's answer cannot be understood: {error}",
             stage="facts",
@@ -84,7 +83,8 @@ def _ask(link: Link, host: Host, program: zipapp.Program) -> tuple[Stream, bytes
     # A login script may print before us: the answer is the marked line, wherever it is.
     return link.ask(
         link.command(host.python, "-I", "-S", "-c", program.code),
-        program.stdin,
+        program.request,
+        program.sources,
         answer=FACTS_MARK.encode(),
         timeout=FACTS_S,
         stage="facts",

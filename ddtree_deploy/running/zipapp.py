@@ -88,10 +88,11 @@ def _compressed() -> bytes:
 
 @dataclass(frozen=True)
 class Program:
-    """`PYTHON -I -S -c CODE` with `stdin`; more may follow there."""
+    """`PYTHON -I -S -c CODE`, and what it reads: `request`, then `sources`; more may follow."""
 
     code: str
-    stdin: bytes
+    request: bytes
+    sources: bytes
 
 
 def facts_program(request: FactsRequest) -> Program:
@@ -103,4 +104,4 @@ def facts_program(request: FactsRequest) -> Program:
         state_dir=request.state_dir,
         digest=hashlib.sha256(archive()).hexdigest(),
     )
-    return Program(_COMMAND.format(base64.b64encode(script.encode()).decode()), asked + _compressed())
+    return Program(_COMMAND.format(base64.b64encode(script.encode()).decode()), asked, _compressed())

@@ -87,14 +87,14 @@ class Link:
     def ask(
         self,
         command: str,
-        stdin: bytes,
-        *,
+        *stdin: bytes,
         answer: bytes,
         timeout: float,
         stage: str,
     ) -> tuple[Stream, bytes | Finished]:
         """Start a command and wait for its line that begins with `answer`; the command goes on after it.
 
+        Each part of `stdin` is a packet of its own: the host sees nothing of one that has not arrived whole.
         Returns the command, and the rest of that line, or how the command ended without one.
 
         Raises:
@@ -104,7 +104,8 @@ class Link:
         stream = self.stream(command, stage=stage)
         noise = b""
         with self._bounded(timeout, deadline, stage) as dog:
-            self._feed(stream, stdin, dog)
+            for part in stdin:
+                self._feed(stream, part, dog)
             while True:
                 try:
                     line = stream.line(max(0.0, deadline - time.monotonic()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.onhost.state import code, layout
+from ddtree_deploy.onhost.wire.facts import unpack
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest
 from ddtree_deploy.running import zipapp
 
@@ -115,14 +115,17 @@ def test_facts_run_from_what_is_unpacked_and_answer_the_same(tmp_path: Path) -> 
     argv = [sys.executable, "-I", "-S", "-c", program.code]
 
     def ask() -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(argv, input=program.stdin, capture_output=True, check=False, timeout=120)
+        return subprocess.run(
+            argv, input=program.request + program.sources, capture_output=True, check=False, timeout=120
+        )
 
     from_memory = ask()
     assert not list(tmp_path.iterdir())
     code.place(run_at(tmp_path), zipapp.archive())
     unpacked = ask()
-    keys = [json.loads(done.stdout.split(b"DDTREE-FACTS ")[-1]).keys() for done in (from_memory, unpacked)]
-    assert keys[0] == keys[1] and not from_memory.stderr and not unpacked.stderr
+    said = [unpack(done.stdout.split(b"DDTREE-FACTS ")[-1].strip()) for done in (from_memory, unpacked)]
+    assert (said[0].site, said[0].packages) == (said[1].site, said[1].packages)
+    assert not from_memory.stderr and not unpacked.stderr
     (folder,) = (tmp_path / code.CODE).iterdir()
     gather = folder / "onhost" / "facts" / "gather.py"
     gather.write_text("def main(request): print('from the folder'); return 7")

@@ -10,8 +10,8 @@ from typing import Any
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import inventory
-from ddtree_deploy.onhost.wire.facts import Facts
-from ddtree_deploy.onhost.wire.protocol import FACTS_MARK, FactsRequest, from_dict
+from ddtree_deploy.onhost.wire.facts import Facts, unpack
+from ddtree_deploy.onhost.wire.protocol import FACTS_MARK, FactsRequest
 from ddtree_deploy.running.remote import explain_exec
 from ddtree_deploy.running.zipapp import facts_program
 
@@ -24,15 +24,16 @@ def run(host: Host, *refs: str, **changed: Any) -> subprocess.CompletedProcess[b
     request = FactsRequest(1, str(host.state), list(refs), **changed)
     program = facts_program(request)
     argv = [host.python, "-I", "-S", "-c", program.code]
-    return subprocess.run(argv, input=program.stdin, capture_output=True, check=False, timeout=DEADLINE_S)
+    return subprocess.run(
+        argv, input=program.request + program.sources, capture_output=True, check=False, timeout=DEADLINE_S
+    )
 
 
 def ask(host: Host, *refs: str, **changed: Any) -> Facts:
     done = run(host, *refs, **changed)
     assert done.returncode == 0, done.stderr.decode()
     (line,) = [x for x in done.stdout.decode().splitlines() if x.startswith(FACTS_MARK)]
-    facts: Facts = from_dict(Facts, json.loads(line[len(FACTS_MARK) :]))
-    return facts
+    return unpack(line[len(FACTS_MARK) :].encode())
 
 
 def test_the_package_is_found_without_importing_it(host: Host) -> None:
@@ -132,7 +133,7 @@ def test_a_request_of_another_version_is_refused_in_one_line(host: Host) -> None
     program = facts_program(FactsRequest(99, "", []))
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program.code],
-        input=program.stdin,
+        input=program.request + program.sources,
         capture_output=True,
         check=False,
         timeout=DEADLINE_S,

@@ -18,7 +18,7 @@ from ..state.held import LOCK, is_held
 from ..state.journal import read
 from ..state.lock import read_owner
 from ..venv.files import Files
-from ..wire.facts import Facts, Kept, LockFacts, Release, ServiceFacts
+from ..wire.facts import Facts, Kept, LockFacts, Release, ServiceFacts, pack
 from ..wire.protocol import FACTS_MARK, PROTOCOL, FactsRequest, ProtocolError, from_dict
 from . import host_facts, site_facts
 
@@ -27,7 +27,7 @@ OWNER_S = 2.0
 
 
 def main(request: bytes) -> int:
-    """Print `FACTS_MARK` and the facts as one line of JSON; or on stderr why not, with exit status 1."""
+    """Print `FACTS_MARK` and the facts in one line; or on stderr why not, with exit status 1."""
     try:
         asked: FactsRequest = from_dict(FactsRequest, json.loads(request))
         if asked.protocol != PROTOCOL:
@@ -36,7 +36,7 @@ def main(request: bytes) -> int:
     except (ProtocolError, site_facts.ProbeError, OSError, ValueError) as error:
         print(f"facts: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    print("\n" + FACTS_MARK + json.dumps(dataclasses.asdict(facts), separators=(",", ":")), flush=True)
+    print("\n" + FACTS_MARK + pack(facts), flush=True)
     return 0
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from .protocol import FileState
+from .protocol import FileState, ProtocolError, from_dict, to_dict
+
+LIMIT = 64 << 20  # bytes of JSON
 
 
 @dataclass(frozen=True)
@@ -120,3 +125,19 @@ class Facts:
         default_factory=list
     )  # name==version of every distribution in site-packages
     attempts: dict[str, str] = field(default_factory=dict)  # digest -> "bad" for releases marked bad
+
+
+def pack(facts: Facts) -> str:
+    """Facts as one word, short enough for one round trip, in letters that no terminal or shell changes."""
+    return base64.b64encode(zlib.compress(json.dumps(to_dict(facts)).encode())).decode()
+
+
+def unpack(word: bytes) -> Facts:
+    """The facts that `pack` was given. Raises ProtocolError."""
+    try:
+        text = zlib.decompressobj().decompress(base64.b64decode(word, validate=True), LIMIT)
+        raw = json.loads(text)
+    except (ValueError, zlib.error, RecursionError) as error:
+        raise ProtocolError(f"facts: {error}") from None
+    facts: Facts = from_dict(Facts, raw, "facts")
+    return facts
