@@ -91,11 +91,22 @@ def fields_of(release: Release | None) -> dict[str, Any]:
     }
 
 
-def check_service(known: Known) -> None:
-    """The service of hosts.yaml can be driven (no container, no wrapper, ...)."""
+def check_service(known: Known, *, accept_drift: bool = False) -> None:
+    """The service of hosts.yaml can be driven (no container, no wrapper, ...), and runs as it is defined.
+
+    Raises InputError, DriftError.
+    """
     service = known.facts.service
-    if service is not None and service.problem:
+    if service is None:
+        return
+    if service.problem:
         raise known.host.error(service.problem, "service", stage="plan")
+    if service.differs and not accept_drift:
+        raise known.drift(
+            f"what runs is not what a start would give now: {'; '.join(service.differs)}",
+            "restart the service (or undo the change) and look at it, then the same command again; "
+            "or the same with --accept-drift",
+        )
 
 
 def assemble(

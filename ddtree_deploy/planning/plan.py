@@ -29,7 +29,7 @@ from ddtree_deploy.planning.variants import choose
 def make_rollout(known: Known, payload: Payload, playbook: Playbook, options: RunOptions) -> PlanResult:
     """Plan a rollout. Raises DriftError (no variant, foreign files) or InputError (contradictions)."""
     expect_action(playbook, "rollout")
-    check_service(known)
+    check_service(known, accept_drift=options.accept_drift)
     _refuse_held(known)
     variant = choose(known, payload)
     check_folders(known, variant)
@@ -83,7 +83,7 @@ def make_rollback(
         undone = of_run or (last.run if last else "")
         further = f"further back: ddtree-deploy releases {name}, then rollback {name} --to RELEASE"
         return NothingToDo(name, f"already back: {undone} is not live, {live} is; {further}")
-    check_service(known)
+    check_service(known, accept_drift=options.accept_drift)
     way = going_back.to_release(known, to) if to else going_back.one_step(known)
     targets, files = restores(known, way.sources, options.accept_drift)
     return assemble(

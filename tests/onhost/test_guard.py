@@ -11,7 +11,7 @@ import pytest
 
 from ddtree_deploy.onhost.main import main
 from ddtree_deploy.onhost.recovery import guard_check
-from ddtree_deploy.onhost.service.systemd import unitfile
+from ddtree_deploy.onhost.service.systemd import expansion, unitfile
 from ddtree_deploy.onhost.state import held, layout
 from ddtree_deploy.onhost.state.journal import Journal
 from ddtree_deploy.onhost.state.lock import SiteLock
@@ -154,4 +154,5 @@ def test_the_drop_in_runs_the_guard_first_as_root_and_keeps_the_units_own() -> N
     first, *others = unitfile.effective(["[Service]\nExecStartPre=/bin/own --pre %n\n", text], "ExecStartPre")
     assert others == own
     assert first.startswith("+")
-    assert unitfile.literal(unitfile.split(first[1:]), {"HOME": "/root"}, {}) == argv
+    words = [unitfile.specified(word, {}) for word in unitfile.split(first[1:])]
+    assert expansion.expand(words, {"HOME": "/root"}, 252) == argv

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_deploy.onhost.service import command_line
-from ddtree_deploy.onhost.service.systemd import unitfile
+from ddtree_deploy.onhost.service.systemd import expansion, unitfile
 from ddtree_deploy.onhost.wire import masking
 from ddtree_deploy.onhost.wire.protocol import Launch
 
@@ -124,12 +124,12 @@ Restart=always
 def test_a_unit_is_read_as_systemd_reads_it() -> None:
     prefix, words = unitfile.exec_start([UNIT])
     assert prefix == ""
-    plain = unitfile.literal(words, {"PORT": "30000"}, {"H": "h1"})
+    plain = expansion.expand([unitfile.specified(w, {"H": "h1"}) for w in words], {"PORT": "30000"}, 252)
     assert plain == [
         "/v/bin/python3", "-m", "sglang.launch_server", "--model-path", "/models/a b",
         "--port", "30000", "--x", "$HOME", "--fmt", "%d", "--host", "h1",
     ]  # fmt: skip
-    assert unitfile.environment([UNIT]) == {"A": "1", "B": "two words", "C": "100%"}
+    assert unitfile.environment([UNIT]) == ["A=1", "B=two words", "C=100%%"]
 
 
 def test_a_drop_in_clears_and_sets() -> None:
@@ -139,12 +139,15 @@ def test_a_drop_in_clears_and_sets() -> None:
         unitfile.exec_start([UNIT, "[Service]\nExecStart=/bin/true\n"])
 
 
-def test_what_was_not_edited_keeps_its_specifiers_and_variables() -> None:
+def test_what_was_not_edited_keeps_its_variables() -> None:
     _, words = unitfile.exec_start([UNIT])
-    text = unitfile.drop_in("", [*words, "--new", unitfile.to_unit("5% of $X")], {"E": "9%"}, "r1")
-    assert unitfile.exec_start([UNIT, text])[1] == [*words, "--new", "5%% of $$X"]
-    assert "${PORT}" in text and "%H" in text
-    assert unitfile.environment([UNIT, text])["E"] == "9%"
+    held = [unitfile.specified(word, {"H": "h1"}) for word in words]  # as systemd holds them
+    line = unitfile.exec_line(held[0], [*held, "--new", "5% of $$X"], [])
+    text = unitfile.drop_in(line, {"E": "9%"}, "r1", "{}")
+    read = unitfile.exec_start([UNIT, text])[1]
+    assert [unitfile.specified(word, {}) for word in read] == [*held, "--new", "5% of $$X"]
+    assert "${PORT}" in text
+    assert unitfile.environment([UNIT, text])[-1] == "E=9%%"
 
 
 @given(
@@ -155,16 +158,11 @@ def test_what_was_not_edited_keeps_its_specifiers_and_variables() -> None:
 )
 def test_every_word_survives_the_unit_file(words: list[str]) -> None:
     literals = ["/bin/x", *words]
-    text = unitfile.drop_in("", [unitfile.to_unit(w) for w in literals], {}, "r")
-    _, read = unitfile.exec_start([text])
-    assert unitfile.literal(read, {}, {}) == literals
+    line = unitfile.exec_line("/bin/x", [w.replace("$", "$$") for w in literals], [])
+    _, read = unitfile.exec_start([unitfile.drop_in(line, {}, "r", "{}")])
+    assert expansion.expand([unitfile.specified(word, {}) for word in read], {}, 252) == literals
 
 
 def test_an_unclosed_quote_is_an_error_not_a_guess() -> None:
     with pytest.raises(unitfile.UnitError, match="quote"):
         unitfile.split('/bin/x "abc')
-
-
-def test_environment_files() -> None:
-    text = "# c\nA=1\nB=\"two words\"\n; d\nC='x'\nD=long\\\ner\n"
-    assert unitfile.environment_file(text) == {"A": "1", "B": "two words", "C": "x", "D": "longer"}

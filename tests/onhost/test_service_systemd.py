@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddtree_deploy.onhost.context import StepFailed
-from ddtree_deploy.onhost.service.systemd import unitfile
+from ddtree_deploy.onhost.service.systemd import expansion, unitfile
 from ddtree_deploy.onhost.service.systemd.control import DROP_IN, SystemdControl
 from ddtree_deploy.onhost.state import durable
 from ddtree_deploy.onhost.wire.protocol import Launch
@@ -49,6 +49,40 @@ if args[0] == "show":
 elif args[0] in state.get("fails", []):
     print("Job failed.", file=sys.stderr)
     sys.exit(1)
+"""
+
+# It reads the units of the folder by our own reader; that systemd reads them so is shown in tests/lab.
+BUSCTL = """#!{python}
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {repo!r})
+from ddtree_deploy.onhost.service.systemd import expansion, unitfile
+root = Path({root!r})
+args = [a for a in sys.argv[1:] if not a.startswith("--")]
+if args[0] == "get-property":
+    print(json.dumps({{"type": "as", "data": ["LANG=C.UTF-8", "PATH=/usr/bin"]}}))
+    print(json.dumps({{"type": "s", "data": "252.1"}}))
+elif args[4] == "LoadUnit":
+    print(json.dumps({{"type": "o", "data": ["/unit"]}}))
+else:
+    d = root / "units" / "sglang.service.d"
+    drop_ins = sorted(d.glob("*.conf")) if d.is_dir() else []
+    texts = [p.read_text() for p in (root / "units" / "sglang.service", *drop_ins)]
+    told = {{"LoadState": "loaded", "DropInPaths": [str(p) for p in drop_ins], "User": "root"}}
+    try:
+        commands = []
+        for line in unitfile.effective(texts, "ExecStart"):
+            at, words = line.startswith("@"), unitfile.split(line.removeprefix("@"))
+            words = [unitfile.specified(w, {{}}) for w in words]
+            commands.append([words[0], words[at:], []])
+        told["ExecStartEx"] = commands
+        told["Environment"] = [unitfile.specified(w, {{}}) for w in unitfile.environment(texts)]
+    except ValueError as error:
+        told |= {{"LoadState": "bad-setting", "LoadError": ["org.x", str(error)]}}
+    files = unitfile.effective(texts, "EnvironmentFile")
+    told["UnsetEnvironment"] = unitfile.effective(texts, "UnsetEnvironment")
+    told["EnvironmentFiles"] = [[f.lstrip("-"), f.startswith("-")] for f in files]
+    print(json.dumps({{"type": "a{{sv}}", "data": [{{k: {{"data": v}} for k, v in told.items()}}]}}))
 """
 
 
@@ -89,9 +123,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     (root / "env").write_text("PORT=31399\nFROM_FILE=1\n")
     text = UNIT.format(env_file=root / "env", python=sys.executable)
     (root / "units" / "sglang.service").write_text(text)
-    fake = root / "systemctl"
-    fake.write_text(SYSTEMCTL.format(python=sys.executable, root=str(root)))
-    fake.chmod(0o755)
+    repo = str(Path(__file__).parents[2])
+    for name, text in (("systemctl", SYSTEMCTL), ("busctl", BUSCTL)):
+        fake = root / name
+        fake.write_text(text.format(python=sys.executable, root=str(root), repo=repo))
+        fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
     monkeypatch.setattr(SystemdControl, "units", root / "units")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -227,8 +263,7 @@ def test_the_record_holds_what_a_restore_needs(host: Host) -> None:
     [
         ('/bin/bash -c "exec python -m sglang.launch_server"', "it runs through a shell (bash)"),
         ("/usr/bin/docker run sglang", "it runs a container (docker)"),
-        ("@/bin/x y z", "an argv[0] of its own"),
-        ('/bin/x "y', "a quote is not closed"),
+        ('/bin/x "y', "systemd refuses sglang.service: a quote is not closed"),
     ],
 )
 def test_an_exec_start_that_cannot_be_edited_is_shown_and_refused(
@@ -323,5 +358,54 @@ def test_our_drop_in_is_what_systemd_takes(host: Host) -> None:
     control.apply_launch(host.lab.context(control.service))
     unit = (host.root / "units" / "sglang.service").read_text()
     _, words = unitfile.exec_start([unit, host.drop_in.read_text()])
-    env = unitfile.environment_file((host.root / "env").read_text())
-    assert unitfile.literal(words, env, {}) == control.future_argv()
+    env = expansion.environment_file((host.root / "env").read_bytes(), 252)
+    plain = [unitfile.specified(word, {}) for word in words]
+    assert expansion.expand(plain, env, 252) == control.future_argv()
+
+
+def test_an_argv0_of_its_own_is_kept(host: Host) -> None:
+    (host.root / "units" / "sglang.service").write_text("[Service]\nExecStart=@/bin/x y --z 1\n")
+    control = host.control(set={"z": "2"})
+    assert control.describe().problem == ""
+    control.apply_launch(host.lab.context(control.service))
+    assert "ExecStart=@/bin/x y --z 2\n" in host.drop_in.read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ExecStart=/bin/x --speculative-algorithm DFLASH $EXTRA", " DFLASH"),
+        ("ExecStart=/bin/x $EXTRA", " DFLASH"),
+        ("ExecStart=/bin/x $EXTRA -v", "=DFLASH"),
+    ],
+)
+def test_case_30_a_variable_that_has_our_flag_again_is_said(host: Host, line: str, words: str) -> None:
+    again = "--speculative-algorithm" + words
+    (host.root / "units" / "sglang.service").write_text(f"[Service]\nEnvironment='EXTRA={again}'\n{line}\n")
+    edited: list[dict[str, Any]] = [{"unset": ["speculative-algorithm"]}]
+    if "DFLASH $EXTRA" in line:  # else ours comes last, and is what the server takes
+        edited.append({"set": {"speculative-algorithm": "DDTREE"}})
+    for edits in edited:
+        control = host.control(**edits)
+        problem = control.describe().problem
+        assert "($EXTRA) has --speculative-algorithm, too, and wins" in problem
+        with pytest.raises(StepFailed, match="too, and wins"):
+            control.apply_launch(host.lab.context(control.service))
+
+
+def test_case_30_a_variable_that_is_taken_away_again_is_said(host: Host) -> None:
+    (host.root / "units" / "sglang.service").write_text("[Service]\nExecStart=/bin/x\nUnsetEnvironment=A\n")
+    assert host.control(env={"B": "1"}).describe().problem == ""
+    assert (
+        "UnsetEnvironment= of sglang.service takes it away" in host.control(env={"A": "1"}).describe().problem
+    )
+
+
+def test_a_unit_that_was_changed_after_our_drop_in_is_read_again(host: Host) -> None:
+    first = host.control(set={"first": "1"})
+    first.apply_launch(host.lab.context(first.service))
+    unit = host.root / "units" / "sglang.service"
+    unit.write_text(unit.read_text().replace("--fmt 5%%", "--api-key new"))
+    second = host.control(set={"second": "2"})
+    second.apply_launch(host.lab.context(second.service))
+    assert "--api-key new --second 2" in host.drop_in.read_text()

@@ -28,17 +28,3 @@ def test_only_a_line_in_brackets_begins_a_section() -> None:
 )
 def test_quotes_and_escapes_are_undone_as_systemd_does(line: str, words: list[str]) -> None:
     assert unitfile.split(line) == words
-
-
-def test_values_of_an_environment_file_lose_one_pair_of_equal_quotes() -> None:
-    text = "A=\"two words\"\nB='x'\nC=\"half\nD='other\"\nE=\"\nF=''\nG=plain\n# H=1\n;I=1\nJ\nK=a\\\nb\n"
-    assert unitfile.environment_file(text) == {
-        "A": "two words",
-        "B": "x",
-        "C": '"half',
-        "D": "'other\"",
-        "E": '"',
-        "F": "",
-        "G": "plain",
-        "K": "ab",
-    }

@@ -49,7 +49,7 @@ def call(argv: list[str], *, seconds: float, **more: Any) -> subprocess.Complete
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",  # what programs write for programs, whatever the locale is
         errors="replace",
         start_new_session=True,
         **more,

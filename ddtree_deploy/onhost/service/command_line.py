@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ..wire.masking import is_flag, values_end
@@ -38,17 +39,17 @@ def _words(flag: str, value: str | None, equals: bool) -> list[str]:
     return [f"--{flag}", value]
 
 
-def edit(argv: list[str], launch: Launch) -> list[str]:
+def edit(argv: list[str], launch: Launch, is_end: Callable[[str], bool] = is_flag) -> list[str]:
     """`argv` after the edits: a present flag is replaced where it stands, a new one is appended.
 
     With `launch.command` that is the base instead of `argv`. Further occurrences of a flag that is set are
-    removed, since the last one would win.
+    removed, since the last one would win. is_end: whether a word is no value of the flag before it.
     """
     words = list(launch.command if launch.command is not None else argv)
     for flag in launch.unset:
-        words, _ = _cut(words, flag)
+        words, _ = _cut(words, flag, is_end)
     for flag, value in launch.set.items():
-        words, at = _cut(words, flag)
+        words, at = _cut(words, flag, is_end)
         if at is None:
             words += _words(flag, value, False)
         else:
@@ -57,7 +58,9 @@ def edit(argv: list[str], launch: Launch) -> list[str]:
     return words
 
 
-def _cut(words: list[str], flag: str) -> tuple[list[str], tuple[int, bool] | None]:
+def _cut(
+    words: list[str], flag: str, is_end: Callable[[str], bool]
+) -> tuple[list[str], tuple[int, bool] | None]:
     """Without any `--flag`; where the first one stood, and whether it was written with `=`."""
     kept: list[str] = []
     first: tuple[int, bool] | None = None
@@ -65,7 +68,7 @@ def _cut(words: list[str], flag: str) -> tuple[list[str], tuple[int, bool] | Non
     while i < len(words):
         if _matches(words[i], flag):
             first = first or (len(kept), "=" in words[i])
-            i = values_end(words, i)
+            i = values_end(words, i, is_end)
         else:
             kept.append(words[i])
             i += 1
@@ -100,6 +103,16 @@ def strip_prefixes(argv: list[str]) -> list[str]:
         while rest and (is_flag(rest[0]) or "=" in rest[0] or re.fullmatch(r"-?[\d,x-]+", rest[0])):
             rest = rest[1:]
     return rest
+
+
+def script_words(path: str) -> list[str]:
+    """The words that the kernel puts before a script's path: its `#!` line, at most one argument."""
+    try:
+        with Path(path).open("rb") as f:
+            line = f.readline(256)
+    except OSError:
+        return []
+    return line[2:].decode(errors="surrogateescape").strip().split(None, 1) if line.startswith(b"#!") else []
 
 
 def shebang(path: str) -> str:

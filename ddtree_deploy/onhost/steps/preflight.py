@@ -127,6 +127,10 @@ def _service(ctx: Context) -> ServiceFacts | None:
         facts = control.describe()
         if facts.problem:
             raise StepFailed(f"service {ctx.plan.service.name}: {facts.problem}")
+        if facts.differs and ctx.plan.action in ("rollout", "rollback") and not ctx.plan.accept_drift:
+            raise StepFailed(
+                f"what runs is not what a start would give now: {'; '.join(facts.differs)}", exit_code=6
+            )
         hidden = {s for s in control.known_secrets() if len(s) >= 4}
     ctx.journal.secrets = sorted({*ctx.journal.secrets, *hidden}, key=len, reverse=True)
     return facts

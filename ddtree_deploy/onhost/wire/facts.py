@@ -44,6 +44,7 @@ class ServiceFacts:
     container: str = ""  # runtime and id when the service lives in a container
     problem: str = ""  # one line; empty when the service can be driven
     digest: str = ""  # sha256 of what defines the launch (unit + drop-ins, or record), to notice a move
+    differs: list[str] = field(default_factory=list)  # what runs, where that is not what a start would give
 
 
 @dataclass(frozen=True)

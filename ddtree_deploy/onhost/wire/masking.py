@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from .protocol import Launch
 
@@ -39,11 +39,11 @@ def is_flag(word: str) -> bool:
     return bool(re.match(r"--?[A-Za-z]", word))
 
 
-def values_end(argv: list[str], start: int) -> int:
+def values_end(argv: list[str], start: int, is_end: Callable[[str], bool] = is_flag) -> int:
     """Index after the flag at `start` and its values. `--flag=value` has none further."""
     end = start + 1
     if "=" not in argv[start]:
-        while end < len(argv) and not is_flag(argv[end]):
+        while end < len(argv) and not is_end(argv[end]):
             end += 1
     return end
 

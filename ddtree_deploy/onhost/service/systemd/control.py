@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-import pwd
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -17,15 +15,18 @@ from ...context import Context, StepFailed
 from ...programs import bounded, systemctl
 from ...programs.systemctl import SystemctlError
 from ...state import durable
+from ...wire import masking
 from ...wire.facts import ServiceFacts
 from ...wire.protocol import Service
-from .. import base, command_line, container, logs, proc
+from .. import base, container, logs, proc
 from ..base import Footprint, Record, ServiceError
-from . import unitfile
-from .unit import DROP_IN, Unit
+from . import manager, unitfile
+from .launch import UnitLaunch
+from .manager import Command
+from .unit import DROP_IN
 
 
-class SystemdControl(Unit):
+class SystemdControl(UnitLaunch):
     """One unit of the system manager; needs root."""
 
     def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
@@ -36,48 +37,6 @@ class SystemdControl(Unit):
 
     # ---- looking --------------------------------------------------------------------------------------
 
-    def _env(self, texts: list[str]) -> dict[str, str]:
-        env = unitfile.environment(texts)
-        for line in unitfile.effective(texts, "EnvironmentFile"):
-            path = Path(line.removeprefix("-").strip())
-            if path.exists():
-                env |= unitfile.environment_file(path.read_text(errors="replace"))
-        return env
-
-    def _specifiers(self, shown: dict[str, str]) -> dict[str, str]:
-        name = self.unit.rsplit(".", 1)[0]
-        prefix, _, instance = name.partition("@")
-        user = shown.get("User") or "root"
-        return {
-            "n": self.unit, "N": name, "p": prefix, "P": prefix, "i": instance,
-            "I": instance.replace("-", "/"), "u": user, "h": _home(user), "H": socket.gethostname(),
-            "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log",
-        }  # fmt: skip
-
-    def _words(self, shown: dict[str, str]) -> tuple[str, list[str]]:
-        """(prefix, unit words) of the command line after the edits of the unit without our drop-in."""
-        texts = self._texts(shown, ours=False)
-        wanted = self.service.launch
-        try:
-            prefix, words = unitfile.exec_start(texts)
-        except unitfile.UnitError as e:
-            raise ServiceError(f"{self.unit}: {e}") from e
-        if not _edits(wanted):
-            return prefix, words
-        plain = self._literal(words, shown, prefix, texts)
-        self.require_editable(plain, "unit whose ExecStart= runs")
-        in_files = set(self._env(texts)) - set(unitfile.environment(texts))
-        for name in sorted(in_files & set(wanted.env)):
-            raise ServiceError(
-                f"launch.env sets {name}, but an EnvironmentFile= of {self.unit} sets it, too, and wins"
-            )
-        units = type(wanted)(
-            command=None if wanted.command is None else [unitfile.to_unit(w) for w in wanted.command],
-            set={f: None if v is None else unitfile.to_unit(v) for f, v in wanted.set.items()},
-            unset=wanted.unset,
-        )
-        return ("" if wanted.command is not None else prefix), command_line.edit(words, units)
-
     def describe(self) -> ServiceFacts:
         with self.one_look():
             return self._described()
@@ -85,20 +44,20 @@ class SystemdControl(Unit):
     def _described(self) -> ServiceFacts:
         try:
             shown = self._show()
-            if shown.get("LoadState") != "loaded":
-                raise ServiceError(f"there is no unit {self.unit} ({shown.get('LoadState', 'not-found')})")
+            if shown.get("LoadState", "not-found") == "not-found":
+                raise ServiceError(f"there is no unit {self.unit} (not-found)")
         except ServiceError as e:
             return ServiceFacts(kind="systemd", state="absent", problem=str(e))
         state = shown.get("ActiveState", "")
         pid = int(shown.get("MainPID") or 0)
-        command, new, problem, digest = [], [], "", ""
+        command, new, problem, digest, differs = [], [], "", "", []
         try:
-            texts = self._texts(shown, ours=True)
-            digest = base.digest(texts)
-            prefix, words = unitfile.exec_start(texts)
-            command = self._literal(words, shown, prefix, texts)
+            digest = base.digest(self._texts(shown, ours=True))
+            command = self._loaded().argv
             new = self.masked(self.future_argv())
-        except (ServiceError, unitfile.UnitError) as e:
+            problem = self._overruled()
+            differs = self._differences(shown) if state == "active" else []
+        except ServiceError as e:
             problem = str(e)
         where = self._container(pid)
         return ServiceFacts(
@@ -113,6 +72,7 @@ class SystemdControl(Unit):
             container=where,
             problem=self._problem(shown, where) or problem,
             digest=digest,
+            differs=differs,
         )
 
     def _container(self, pid: int) -> str:
@@ -135,23 +95,15 @@ class SystemdControl(Unit):
             return f"drop-in {later[0]} sorts after ours ({DROP_IN}) and would win"
         return ""
 
-    def _literal(self, words: list[str], shown: dict[str, str], prefix: str, texts: list[str]) -> list[str]:
-        return unitfile.literal(words, self._env(texts), self._specifiers(shown), prefix)
-
     def environment(self) -> dict[str, str]:
         try:
-            shown = self._show()
-            env = self._env(self._texts(shown, ours=False))
+            return self._defined().environment(self._future()[1])
         except ServiceError:
             return {}
-        user = shown.get("User") or "root"
-        path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
-        return {**path, "HOME": _home(user), "USER": user, **env, **self.service.launch.env}
 
     def future_argv(self) -> list[str]:
-        shown = self._show()
-        prefix, words = self._words(shown)
-        return self._literal(words, shown, prefix, self._texts(shown, ours=False))
+        command, own = self._future()
+        return self._argv(command, own)
 
     def running_argv(self) -> list[str]:
         try:
@@ -238,23 +190,44 @@ class SystemdControl(Unit):
         return {"path": str(self.drop_in), "content": content, "mode": mode}
 
     def apply_launch(self, ctx: Context) -> None:
+        if not self.edits:
+            durable.remove(self.drop_in)
+            self._reload()
+            return
         try:
-            shown = self._show()
-            prefix, words = self._words(shown)
+            with self.one_look():
+                shown, before = self._show(), self._base()
+                command, own = self._future()
+                overruled = self._overruled()
+                told = self._told(shown, *before)
         except ServiceError as e:
             raise StepFailed(f"launch: {e}") from e
-        if _edits(self.service.launch):
-            text = unitfile.drop_in(prefix, words, self.service.launch.env, ctx.plan.run)
-            self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
-            # Not more open than the unit, which may hold a key.
-            mode = Path(shown["FragmentPath"]).stat().st_mode & 0o644
-            durable.replace(self.drop_in, text.encode(), mode)
-        else:
-            durable.remove(self.drop_in)
+        if overruled:
+            raise StepFailed(f"launch: {overruled}")
+        line = unitfile.exec_line(command.path, command.argv, command.flags)
+        text = unitfile.drop_in(line, self.service.launch.env, ctx.plan.run, told)
+        self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
+        # Not more open than the unit, which may hold a key.
+        mode = Path(shown["FragmentPath"]).stat().st_mode & 0o644
+        durable.replace(self.drop_in, text.encode(), mode)
         self._reload()
         paths = self._show().get("DropInPaths", "").split()
-        if self.drop_in.exists() and (not paths or paths[-1] != str(self.drop_in)):
+        if not paths or paths[-1] != str(self.drop_in):
             raise StepFailed(f"systemd does not read {self.drop_in} last: {' '.join(paths) or 'no drop-ins'}")
+        self._check_read(command, own)
+
+    def _check_read(self, command: Command, own: list[str]) -> None:
+        """systemd holds what the drop-in was to say. Raises StepFailed."""
+        try:
+            held = self._defined()
+        except ServiceError as e:
+            raise StepFailed(f"launch: {e}") from e
+        if held.commands != [command]:
+            read = "; ".join(masking.shown(c.argv, self.secrets.values()) for c in held.commands)
+            meant = masking.shown(command.argv, self.secrets.values())
+            raise StepFailed(f"systemd reads {self.drop_in} as {read}, which was to be {meant}")
+        if manager.pairs(held.own_environment) != manager.pairs(own):
+            raise StepFailed(f"systemd does not read the Environment= of {self.drop_in} as it was meant")
 
     def restore_launch(self, ctx: Context, folder: Path) -> None:
         record = Record.load(folder).definition
@@ -297,14 +270,3 @@ class SystemdControl(Unit):
         except ServiceError as e:
             raise StepFailed(str(e)) from e
         systemctl.run("start", "--no-block", self.unit)
-
-
-def _edits(wanted: Any) -> bool:
-    return bool(wanted.command is not None or wanted.set or wanted.unset or wanted.env)
-
-
-def _home(user: str) -> str:
-    try:
-        return pwd.getpwnam(user).pw_dir
-    except KeyError:
-        return "/"

@@ -12,7 +12,7 @@ from ...state import durable
 from ...venv.disk import sync
 from ...wire.protocol import Service
 from ..base import ServiceControl, ServiceError
-from . import unitfile
+from . import manager, unitfile
 
 # Drop-ins are read in the order of their file names, whatever folder they are in.
 DROP_IN = "zzzz-ddtree-deploy.conf"
@@ -35,6 +35,7 @@ class Unit(ServiceControl):
         self.guard = self.drop_in.with_name(GUARD)
         self._looks = 0  # `one_look`s that we are in
         self._seen: dict[str, str] = {}  # what systemd said in the one at hand
+        self._definition: manager.Definition | None = None  # the same
 
     def _show(self) -> dict[str, str]:
         if self._seen:
@@ -47,6 +48,18 @@ class Unit(ServiceControl):
             self._seen = shown
         return shown
 
+    def _defined(self) -> manager.Definition:
+        """The unit as systemd would start it now. Raises ServiceError."""
+        if self._definition is not None:
+            return self._definition
+        found = manager.ask(self.unit)
+        if found.properties.get("LoadState") != "loaded":
+            _, why = (found.properties.get("LoadError") or ["", ""])[:2]
+            raise ServiceError(f"systemd refuses {self.unit}: {why or found.properties.get('LoadState')}")
+        if self._looks:
+            self._definition = found
+        return found
+
     @contextlib.contextmanager
     def one_look(self) -> Iterator[None]:
         """Each systemctl costs both sides 10 ms of CPU."""
@@ -56,7 +69,7 @@ class Unit(ServiceControl):
         finally:
             self._looks -= 1
             if not self._looks:
-                self._seen = {}
+                self._seen, self._definition = {}, None
 
     def _texts(self, shown: dict[str, str], *, ours: bool) -> list[str]:
         """The unit file and its drop-ins in order, with or without our own; never the boot guard's."""
@@ -67,13 +80,14 @@ class Unit(ServiceControl):
         for path in paths:
             if path and Path(path) != self.guard and (ours or Path(path) != self.drop_in):
                 try:
-                    texts.append(Path(path).read_text())
+                    # Bytes that are no UTF-8 stay what they are; a byte order mark is nothing to systemd.
+                    texts.append(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape"))
                 except OSError as e:
                     raise ServiceError(f"{path} cannot be read: {e.strerror}") from e
         return texts
 
     def _reload(self) -> None:
-        self._seen = {}
+        self._seen, self._definition = {}, None
         systemctl.run("daemon-reload")
 
     def _unread(self, shown: dict[str, str]) -> bool:
@@ -99,7 +113,7 @@ class Unit(ServiceControl):
         """
         own = unitfile.effective(self._texts(self._show(), ours=True), "ExecStartPre")
         self.guard.parent.mkdir(mode=0o755, exist_ok=True)
-        durable.replace(self.guard, unitfile.guard(argv, own, run).encode(), 0o644)
+        durable.replace(self.guard, unitfile.guard(argv, own, run).encode(errors="surrogateescape"), 0o644)
 
     def remove_guard(self, *, keep_folder: bool) -> None:
         there = self.guard.exists()

@@ -15,6 +15,11 @@ _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 _PIECE = re.compile(
     r"""\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|[abfnrtvs\\"';])|.""", re.DOTALL
 )
+# Signs before a command, and systemd's own words for them.
+PREFIXES = {
+    "-": "ignore-failure", ":": "no-env-expand", "+": "privileged", "!!": "ambient", "!": "no-setuid"
+}  # fmt: skip
+BEFORE = "# Before: "
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./${}\-]+")
 _QUOTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 _SPACE = " \t\n\r"  # systemd's own idea of white space; Unicode's others are part of a word
@@ -112,66 +117,41 @@ def exec_start(texts: list[str]) -> tuple[str, list[str]]:
     return prefix, words
 
 
-def literal(
-    words: list[str], env: Mapping[str, str], specifiers: Mapping[str, str], prefix: str = ""
-) -> list[str]:
-    """What the process gets: specifiers and then variables expanded, but no variables in the first word."""
-    out: list[str] = []
-    for i, word in enumerate(words):
-        text = re.sub(r"%(.)", lambda m: specifiers.get(m[1], m[0]) if m[1] != "%" else "%", word)
-        if i == 0 or ":" in prefix:
-            out.append(text)
-        elif re.fullmatch(r"\$[A-Za-z_]\w*", text):
-            out += env.get(text[1:], "").split()
-        else:
-            out.append(
-                re.sub(
-                    r"\$\$|\$\{([A-Za-z_]\w*)\}",
-                    lambda m: "$" if m[0] == "$$" else env.get(m[1], ""),
-                    text,
-                )
-            )
-    return out
+def specified(word: str, specifiers: Mapping[str, str]) -> str:
+    """A word with its specifiers expanded, as far as they are known here."""
+    return re.sub(r"%(.)", lambda m: specifiers.get(m[1], m[0]) if m[1] != "%" else "%", word)
 
 
-def environment(texts: list[str]) -> dict[str, str]:
-    """`Environment=` of a unit and its drop-ins (specifiers are left as they are, but `%%`)."""
-    env: dict[str, str] = {}
-    for line in effective(texts, "Environment"):
-        for word in split(line):
-            name, equals, value = word.partition("=")
-            if equals:
-                env[name] = value.replace("%%", "%")
-    return env
+def environment(texts: list[str]) -> list[str]:
+    """`Environment=` of a unit and its drop-ins as NAME=VALUE, specifiers not expanded."""
+    return [word for line in effective(texts, "Environment") for word in split(line) if "=" in word]
 
 
-def environment_file(text: str) -> dict[str, str]:
-    """The variables of an `EnvironmentFile=`: shell-like quotes, `#` and `;` comments, no expansion."""
-    env: dict[str, str] = {}
-    joined = re.sub(r"\\\n", "", text)
-    for raw in joined.split("\n"):
-        line = raw.strip()
-        if not line or line[0] in "#;" or "=" not in line:
-            continue
-        name, value = line.split("=", 1)
-        value = value.strip()
-        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
-            value = value[1:-1]
-        env[name.strip()] = value
-    return env
+def exec_line(path: str, argv: list[str], flags: list[str]) -> str:
+    """The value of an ExecStart= that systemd reads as just this: words with `$`, without specifiers."""
+    prefix = "".join(sign for sign, flag in PREFIXES.items() if flag in flags)
+    words = argv if argv[0] == path else [path, *argv]
+    return prefix + ("" if argv[0] == path else "@") + " ".join(quote(w.replace("%", "%%")) for w in words)
 
 
-def drop_in(prefix: str, words: list[str], env: Mapping[str, str], run: str) -> str:
-    """The drop-in that replaces the command line (unit words) and adds variables (literals)."""
+def drop_in(command: str, env: Mapping[str, str], run: str, before: str) -> str:
+    """The drop-in that replaces the command line and adds variables (literals). before: for `replaced`."""
     lines = [
         f"# Written by ddtree-deploy, run {run}. `ddtree-deploy rollback` removes or restores it.",
+        f"{BEFORE}{before}",
         "[Service]",
         "ExecStart=",
-        f"ExecStart={prefix}{' '.join(quote(w) for w in words)}",
+        f"ExecStart={command}",
     ]
     # Environment= expands specifiers but not variables.
     lines += [f"Environment={quote(name + '=' + value.replace('%', '%%'))}" for name, value in env.items()]
     return "\n".join(lines) + "\n"
+
+
+def replaced(text: str) -> str:
+    """What `drop_in` was told of the unit before; empty where an older version wrote it."""
+    found = (line.removeprefix(BEFORE) for line in text.splitlines() if line.startswith(BEFORE))
+    return next(found, "")
 
 
 def guard(argv: list[str], own: list[str], run: str) -> str:
