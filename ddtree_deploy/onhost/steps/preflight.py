@@ -63,12 +63,17 @@ def _drift(ctx: Context) -> str:
 
 
 def _pinned(path: str) -> bool:
-    """Whether `chattr` forbids to replace a file: root's rename would fail, too, with the service down."""
+    """Whether `chattr` forbids to replace it, or in a folder: root's rename fails, with the service down."""
     try:
-        with open(path, "rb") as file:
-            flags = fcntl.ioctl(file, FS_IOC_GETFLAGS, b"\0" * 8)
-    except OSError:  # not every file system has such flags, not every file can be read
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # not every file can be read
         return False
+    try:
+        flags = fcntl.ioctl(fd, FS_IOC_GETFLAGS, b"\0" * 8)
+    except OSError:  # not every file system has such flags
+        return False
+    finally:
+        os.close(fd)
     return bool(int.from_bytes(flags[:4], sys.byteorder) & (FS_IMMUTABLE | FS_APPEND))
 
 
@@ -78,6 +83,9 @@ def _writable(wanted: str) -> None:
         folder = os.path.dirname(folder)
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         raise StepFailed(f"{folder} is on a file system that is mounted read-only")
+    for place in (folder, os.path.join(folder, "__pycache__")):
+        if _pinned(place):
+            raise StepFailed(f"{place} is immutable or append-only; chattr -ia makes it writable")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StepFailed(f"no permission to write in {folder}")
 

@@ -35,13 +35,13 @@ try:
         resource.setrlimit(kind, (soft, hard) if os.geteuid() == 0 else (fits(soft), fits(hard)))
     if d["affinity"]:
         os.sched_setaffinity(0, set(d["affinity"]) & os.sched_getaffinity(0) or os.sched_getaffinity(0))
+    os.chdir(d["cwd"] or "/")  # before we are somebody who may not enter it, as it was at the first start
     if d["user"] and os.geteuid() == 0:
         user = pwd.getpwnam(d["user"])
         if user.pw_uid:
             os.fchown(1, user.pw_uid, user.pw_gid)
             os.initgroups(d["user"], user.pw_gid); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
     os.umask(d["umask"])
-    os.chdir(d["cwd"] or "/")
     os.execvpe(d["argv"][0], d["argv"], d["env"])
 except Exception as e:
     print("ddtree-deploy: cannot start", d["argv"][0] + ":", e, file=sys.stderr, flush=True)
