@@ -71,10 +71,7 @@ def sweep(  # noqa: PLR0917
 
         path = output or Path(f"sweep-{outcome.run}.html")
         found = bundle.load(bundle.find(bundle.runs_folder(inventory.file), outcome.run))
-        try:
-            path.write_text(html.render(found), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}", file=path, field="-o") from None
+        html.write(found, path, field="-o")
         print(f"the plots: {path}")
     return done.exit_code
 
