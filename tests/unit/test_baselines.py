@@ -14,6 +14,7 @@ from ddtree_deploy.onhost.judge import expected
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "baselines").glob("*.json"))
 HEAD = '{\n "format": 1,\n "model": "Qwen/Qwen3-8B",\n "draft": "z-lab/D",\n "source": "us",\n "entries": [\n'
+HUGE = "9" * 400  # no float holds it
 IDENTITY = {"model": "Qwen/Qwen3-8B", "draft": "z-lab/D", "source": "us"}
 
 
@@ -173,6 +174,8 @@ def test_import_from_json(tmp_path: Path) -> None:
         ("dataset,budget,accept_length\nx,1.5,2\n", 2, "budget: expected a whole number, got '1.5'"),
         ("dataset,budget,accept_length\nx,1,fast\n", 2, "accept_length: expected a number, got 'fast'"),
         ("dataset,budget,accept_length\n\nx,,2\n", 3, "budget: nothing here"),
+        ("dataset,budget,accept_length\nx,1,inf\n", 2, "accept_length: expected a number, got 'inf'"),
+        (f"dataset,budget,accept_length\nx,{HUGE},2\n", 2, f"budget: expected a whole number, got '{HUGE}'"),
     ],
 )
 def test_bad_tables_are_refused_with_their_line(tmp_path: Path, text: str, line: int, message: str) -> None:

@@ -6,12 +6,13 @@ turn into something else (`022` is 18, `12:30` is 750, `on:` is a boolean key) i
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,6 +20,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.yaml.nodes import Builder, Loc, dotted
 
 MAX_BYTES = 4 * 1024 * 1024
+T = TypeVar("T")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -118,6 +120,28 @@ def read_json(path: Path, what: str) -> tuple[str, Any]:
         return text, json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON: {error.msg}", file=path, line=error.lineno) from None
+
+
+def write_checked(path: Path, text: str, read: Callable[[Path], T], *, folders: bool = False) -> T:
+    """Write a file that `read` takes, else none: what is at `path` has passed it. Returns what it returned.
+
+    folders: make those on the way. Raises InputError.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        if folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        found = read(temporary)
+        temporary.replace(path)
+        return found
+    except InputError as error:
+        raise InputError(error.message, file=path, line=error.line, field=error.field) from None
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=path) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _deep_line(text: str, limit: int = 100) -> int | None:
