@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -35,6 +33,7 @@ from ddtree_deploy.planning.known import Known
 from ddtree_deploy.planning.plan import make_rollout
 from ddtree_deploy.running import releases_report
 from ddtree_deploy.running.remote import ask_facts
+from ddtree_deploy.running.rollout import who
 from ddtree_deploy.running.status import describe, lines_of
 
 
@@ -67,7 +66,7 @@ def _changes(
     """The changes; with foreign files they are shown as if accepted, and the refusal comes along."""
     drift: DriftError | None = None
     for accept in (accept_drift, True):
-        options = RunOptions.at(datetime.now(timezone.utc), "000000", _who(), accept_drift=accept)
+        options = RunOptions.at(datetime.now(timezone.utc), "000000", who(), accept_drift=accept)
         try:
             return make_rollout(known, load, book, options).changes, drift
         except DriftError as error:
@@ -155,7 +154,3 @@ def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool) -> in
                 typer.echo(json.dumps(error_event(error)))
             complain(error.render())
     return gravest(codes)
-
-
-def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"

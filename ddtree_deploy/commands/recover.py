@@ -96,8 +96,8 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
 
     def act(link: ssh.Link, facts: Facts, emit: Emitter) -> Outcome:
         if facts.lock.held:
-            held = f"run {facts.lock.run} of {facts.lock.who} holds the host since {facts.lock.since}"
-            raise unlocking.refuse(host, "recover", f"{held}: it lives, there is nothing to recover")
+            lives = f"{unlocking.in_words(facts.lock)}: it lives, there is nothing to recover"
+            raise unlocking.refuse(host, "recover", lives)
         if facts.orphan is None:
             return Outcome.nothing(host.name, "recover", "there is nothing to recover")
         emit.run = facts.orphan.run
