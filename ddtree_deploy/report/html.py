@@ -13,7 +13,7 @@ from markupsafe import Markup
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.report import charts
 from ddtree_deploy.report.measurements import by_name, flat
-from ddtree_deploy.running.outcome import meaning
+from ddtree_deploy.running.outcome import FIGURES, meaning, number
 from ddtree_deploy.text import size, span
 
 # Verdicts are told by word and sign; the colour only helps.
@@ -29,14 +29,6 @@ SIGNS = {
     "unknown": "?",
 }
 _NOTHING = 0.005  # a change below this has no colour
-_ROWS = (
-    ("tokens/s", "output_tokens_per_s", 1, True),
-    ("TTFT, ms", "ttft_ms", 1, False),
-    ("TPOT, ms", "tpot_ms", 2, False),
-    ("ITL, ms", "itl_ms", 2, False),
-    ("verify steps per token", "steps_per_token", 3, False),
-    ("accept length", "accept_length", 3, True),
-)
 
 
 def render(bundle: dict[str, Any]) -> str:
@@ -112,7 +104,7 @@ def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
     """Rows {name, before, after, change, better} of what was measured on either side."""
     before, after = by_name(measured["before"]), by_name(measured["after"])
     rows: list[dict[str, Any]] = []
-    for name, key, digits, more_is_better in _ROWS:
+    for key, name, digits, more_is_better in FIGURES:
         old, new = before.get(key), after.get(key)
         if old is None and new is None:
             continue
@@ -122,9 +114,9 @@ def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
             better = "better" if (change > 0) == more_is_better else "worse"
         rows.append(
             {
-                "name": name,
-                "before": "-" if old is None else f"{old:.{digits}f}",
-                "after": "-" if new is None else f"{new:.{digits}f}",
+                "name": name.removeprefix("output "),  # the page is read on a phone, too
+                "before": number(old, digits),
+                "after": number(new, digits),
                 "change": "" if change is None else f"{change:+.1%}",
                 "better": better,
             }

@@ -61,8 +61,12 @@ def load(path: Path | str, what: str = "") -> Document:
     """
     path = Path(path)
     text = read_text(path, what)
+    builder = Builder(path)
+    data: Any = None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(node, yaml.MappingNode):
+            data = builder.build(node, (), node.start_mark.line + 1)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         raise InputError(_syntax(exc, text), file=path, line=mark.line + 1 if mark else None) from None
@@ -77,18 +81,11 @@ def load(path: Path | str, what: str = "") -> Document:
         ) from None
     except RecursionError:
         raise InputError("nested too deeply", file=path, line=_deep_line(text)) from None
-    if node is None:
+    if node is None or data == {}:
         raise InputError("the file is empty", file=path)
-    if not isinstance(node, yaml.MappingNode):
+    if data is None:
         got = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
         raise InputError(f"expected a mapping, got {got}", file=path, line=node.start_mark.line + 1)
-    builder = Builder(path)
-    try:
-        data = builder.build(node, (), node.start_mark.line + 1)
-    except RecursionError:
-        raise InputError("nested too deeply", file=path, line=_deep_line(text)) from None
-    if not data:
-        raise InputError("the file is empty", file=path)
     return Document(path, data, builder.lines, builder.texts)
 
 
