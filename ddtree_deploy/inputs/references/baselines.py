@@ -1,4 +1,4 @@
-"""baselines/*.json: accept lengths that were measured elsewhere, and whether a port reaches them.
+"""baselines/*.json: accept lengths that were measured elsewhere.
 
 The format is described in baselines/README.md. JSON is read with the YAML reader (every JSON text is
 YAML), which gives each refusal its line and finds duplicate keys.
@@ -19,10 +19,6 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.yaml import document
 from ddtree_deploy.inputs.yaml.models import Model, fit
 from ddtree_deploy.onhost.judge import expected
-from ddtree_deploy.onhost.judge.expected import TOLERANCE, Measured
-from ddtree_deploy.onhost.judge.verdict import Verdict
-
-__all__ = ["FORMAT", "TOLERANCE", "Baseline", "Entry", "Measured", "compare", "dump", "import_table", "load"]
 
 FORMAT = 1
 
@@ -60,12 +56,6 @@ class Baseline(Model):
     note: str = ""
     entries: list[Entry] = Field(min_length=1)
 
-    def find(self, dataset: str, budget: int, temperature: float = 0.0) -> Entry | None:
-        """The entry measured with exactly this budget, None when there is none."""
-        wanted = expected.key(dataset), budget, temperature
-        found = (e for e in self.entries if (expected.key(e.dataset), e.budget, e.temperature) == wanted)
-        return next(found, None)
-
 
 def load(path: Path | str) -> Baseline:
     """Read and check one file. Raises InputError with file, line and field."""
@@ -84,11 +74,6 @@ def load(path: Path | str) -> Baseline:
             raise parsed.error(("entries", i), text)
         seen[key] = i
     return baseline
-
-
-def compare(measured: Measured, baseline: Baseline, tolerance: float = TOLERANCE) -> Verdict:
-    """Is the port as good as the figures measured elsewhere? As the gate on the host judges it."""
-    return expected.compare(measured, baseline.model_dump(), tolerance)
 
 
 COLUMNS = ("dataset", "temperature", "budget", "accept_length", "steps_per_token", "source")
