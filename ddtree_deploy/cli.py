@@ -69,22 +69,20 @@ GATES: tuple[Callable[..., int], ...] = (
     gates.confirm,
     sweep.sweep,
 )
-for command in COMMANDS:
-    app.command()(command)
 
 
-@app.command("payload-digest")
 def payload_digest(
     patch: Annotated[Path, typer.Argument(metavar="PATCH", help="A unified diff.", show_default=False)],
     upstream: Annotated[
         Path, typer.Argument(metavar="UPSTREAM_FILE", help="What it is made against.", show_default=False)
     ],
-) -> None:
+) -> int:
     """Print the lines `base:` and `result:` that payload.yaml needs for a patch of an upstream file."""
     typer.echo(digest_lines(patch, upstream), nl=False)
+    return 0
 
 
-for command in GATES:
+for command in (*COMMANDS, payload_digest, *GATES):
     app.command()(command)
 golden = typer.Typer(help="Greedy answers of a server known to be right.", no_args_is_help=True)
 golden.callback()(lambda: None)  # with one command only, it would be that command

@@ -61,13 +61,9 @@ class InputError(DeployError):
         file: Path | str | None = None,
         line: int | None = None,
         field: str = "",
-        stage: str = "",
-        host: str = "",
-        next_command: str = "",
+        **more: str,
     ) -> None:
-        super().__init__(
-            message, stage=stage, host=host, state="nothing was touched", next_command=next_command
-        )
+        super().__init__(message, state="nothing was touched", **more)
         self.file = str(file) if file is not None else ""
         self.line = line
         self.field = field

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree_deploy.errors import InputError
+from ddtree_deploy.commands import inputs
+from ddtree_deploy.inputs.references import baselines
+from ddtree_deploy.report import bundle, diff, history
+from ddtree_deploy.report.measurements import by_name
 from ddtree_deploy.text import safe, span
-
-# What the commands need is imported by them: a rollout needs none of it, and pays for every import.
 
 Run = Annotated[
     str, typer.Argument(help="A run's id, the beginning or end of one, `last`, or a run's folder.")
@@ -46,18 +47,11 @@ def report(
     hosts: Hosts = None,
 ) -> None:
     """Write one HTML file about a run: readable offline, on a phone, and a year from now."""
-    from ddtree_deploy.report import bundle, html
+    from ddtree_deploy.report import html  # its libraries are needed for nothing else here
 
     found = bundle.load(_folder(run, hosts))
     path = output or Path(f"report-{found['run']}.html")
-    try:
-        path.write_text(html.render(found), encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"cannot be written: {error.strerror}",
-            file=path,
-            next_command=f"ddtree-deploy report {run} -o FILE",
-        ) from None
+    html.write(found, path, next_command=f"ddtree-deploy report {run} -o FILE")
     typer.echo(
         f"{path}: {found['host']} {found['action']} {found['verdict']}, {path.stat().st_size // 1000} kB"
     )
@@ -69,9 +63,6 @@ def list_runs(
     json_lines: Json = False,
 ) -> None:
     """List the runs that were made from here, oldest first."""
-    from ddtree_deploy.commands import inputs
-    from ddtree_deploy.report import bundle, history
-
     runs = bundle.runs_folder(hosts or inputs.HOSTS)
     rows = history.rows(runs, host)
     if json_lines:
@@ -95,8 +86,6 @@ def list_runs(
 
 def show(run: Run = "last", hosts: Hosts = None, json_bundle: Json = False) -> None:
     """Show one run: its steps, verdicts and figures; with --json the whole evidence bundle."""
-    from ddtree_deploy.report import bundle
-
     found = bundle.load(_folder(run, hosts))
     if json_bundle:
         typer.echo(json.dumps(found, indent=1))
@@ -144,21 +133,12 @@ def describe(found: dict[str, Any]) -> list[str]:
 
 def figure_rows(measured: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Rows (figure, before, after) of the measurements; empty where nothing was measured."""
-    before, after = measured["before"] or {}, measured["after"] or {}
-    rows = []
-    for name in ("algorithm", "steps_per_token", "accept_length"):
-        if before.get(name) is not None or after.get(name) is not None:
-            rows.append((name, _figure(before.get(name)), _figure(after.get(name))))
-    old, new = before.get("figures") or {}, after.get("figures") or {}
-    for name in [*old, *(n for n in new if n not in old)]:
-        rows.append((name, _figure(old.get(name)), _figure(new.get(name))))
-    return rows
+    old, new = by_name(measured["before"]), by_name(measured["after"])
+    return [(name, diff.shown(old.get(name)), diff.shown(new.get(name))) for name in {**old, **new}]
 
 
 def compare(first: Run, second: Run, hosts: Hosts = None, json_lines: Json = False) -> None:
     """Show what differs between two runs: two hosts, or two days."""
-    from ddtree_deploy.report import bundle, diff
-
     one, two = (bundle.load(_folder(run, hosts)) for run in (first, second))
     found = diff.compare(one, two)
     if json_lines:
@@ -190,8 +170,6 @@ def import_baseline(  # noqa: PLR0917
     note: Annotated[str, typer.Option("--note", help="How they were measured.")] = "",
 ) -> None:
     """Make a baseline file from a table of accept lengths."""
-    from ddtree_deploy.inputs.references import baselines
-
     data = baselines.import_table(table, model=model, draft=draft, source=source, note=note)
     made = baselines.dump(data, output)
     typer.echo(f"{output}: {len(made.entries)} figures for {made.model} with {made.draft}")
@@ -201,9 +179,6 @@ def _folder(run: str, hosts: Path | None) -> Path:
     folder = Path(run)
     if (folder / "plan.json").is_file() or (folder / "journal.jsonl").is_file():
         return folder.resolve()
-    from ddtree_deploy.commands import inputs
-    from ddtree_deploy.report import bundle
-
     return bundle.find(bundle.runs_folder(hosts or inputs.HOSTS), run)
 
 
@@ -211,12 +186,6 @@ def _why(step: dict[str, Any]) -> str:
     undo = step["undo"]
     undone = "" if undo is None else " (undone)" if undo["phase"] == "done" else f" (undo {undo['phase']})"
     return f"{step['reason']}{undone}"
-
-
-def _figure(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

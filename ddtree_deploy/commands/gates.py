@@ -133,12 +133,8 @@ def calibrate(  # noqa: PLR0917
         raise InputError(f"{restarts} restarts say too little, {MIN_RESTARTS} are needed", field="--restarts")
     inventory = inputs.load_hosts(hosts)
     base = measuring(playbook, inventory.resolve(target), "calibrate")
-    baseline = base.steps[-2]
-    options = {
-        "restarts": restarts,
-        "prompts": baseline.options["prompts"],
-        "bench": baseline.options["bench"],
-    }
+    baseline = base.steps[-2].options
+    options = {"restarts": restarts, **{key: baseline[key] for key in ("prompts", "bench")}}
     book = restarting(base, Step("calibrate", "calibrate", restarts * RESTART_S, options))
     inputs.require_consent(yes, f"calibrate {target}")
 

@@ -47,6 +47,16 @@ def load_playbook(given: Path | None, action: str) -> Playbook:
     return book
 
 
+def single(hosts: list[Host], command: str, flags: str = "") -> Host:
+    """The only one of the chosen hosts, for a command that takes one. Raises InputError."""
+    if len(hosts) != 1:
+        raise InputError(
+            f"{command} takes one host, the group has {len(hosts)}: {', '.join(h.name for h in hosts)}",
+            next_command=f"ddtree-deploy {command} {hosts[0].name}{flags}",
+        )
+    return hosts[0]
+
+
 def _existing(given: Path | None, default: Path, flag: str) -> Path:
     path = given or default
     try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -35,6 +33,7 @@ from ddtree_deploy.planning.known import Known
 from ddtree_deploy.planning.plan import make_rollout
 from ddtree_deploy.running import releases_report
 from ddtree_deploy.running.remote import ask_facts
+from ddtree_deploy.running.rollout import who
 from ddtree_deploy.running.status import describe, lines_of
 
 
@@ -51,12 +50,11 @@ def plan(  # noqa: PLR0917
     book = inputs.load_rollout(playbook, chosen)
     load = inputs.load_payload(payload)
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> None:
         changes, drift = _changes(known_of(host, load, contents=True), load, book, accept_drift)
         _tell(json_lines, "changes", host, asdict(changes), render(changes))
         if drift is not None:
             raise drift
-        return 0
 
     return _each(chosen, one, json_lines)
 
@@ -67,7 +65,7 @@ def _changes(
     """The changes; with foreign files they are shown as if accepted, and the refusal comes along."""
     drift: DriftError | None = None
     for accept in (accept_drift, True):
-        options = RunOptions.at(datetime.now(timezone.utc), "000000", _who(), accept_drift=accept)
+        options = RunOptions.at(datetime.now(timezone.utc), "000000", who(), accept_drift=accept)
         try:
             return make_rollout(known, load, book, options).changes, drift
         except DriftError as error:
@@ -85,10 +83,9 @@ def status(
     # Without a payload the files of the installed release can still be judged.
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> None:
         data = describe(known_of(host, load), load)
         _tell(json_lines, "status", host, data, "\n".join(lines_of(host.name, data)))
-        return 0
 
     return _each(chosen, one, json_lines)
 
@@ -98,7 +95,7 @@ def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_
     chosen = inputs.load_hosts(hosts).resolve(target)
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> None:
         files = drift_report.report(known_of(host, load, contents=True), load)
         moved = [f.ref for f in files if f.moved]
         data = {"moved": moved, "files": [asdict(f) for f in files]}
@@ -112,7 +109,6 @@ def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_
                 state="nothing was touched",
                 next_command=f"ddtree-deploy rollout {host.name} --accept-drift",
             )
-        return 0
 
     return _each(chosen, one, json_lines)
 
@@ -121,12 +117,11 @@ def releases(target: Target, hosts: Hosts = None, json_lines: Json = False) -> i
     """List what was rolled out on a host: time, digest, who, verdict, and where `rollback --to` can go."""
     chosen = inputs.load_hosts(hosts).resolve(target)
 
-    def one(host: Host) -> int:
+    def one(host: Host) -> None:
         known = known_of(host, None)
         rows, back = releases_report.rows(known), going_back.targets(known.facts)
         data = {"back_to": back, "releases": [asdict(row) for row in rows]}
         _tell(json_lines, "releases", host, data, "\n".join(releases_report.lines_of(host.name, rows, back)))
-        return 0
 
     return _each(chosen, one, json_lines)
 
@@ -142,12 +137,12 @@ def _tell(json_lines: bool, event: str, host: Host, data: dict[str, Any], text: 
     typer.echo(json.dumps({"e": event, "host": host.name, "run": "", **data}) if json_lines else text)
 
 
-def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool) -> int:
+def _each(hosts: list[Host], one: Callable[[Host], None], json_lines: bool) -> int:
     """Do `one` on every host; an error is printed and does not keep the others from their turn."""
     codes = []
     for host in hosts:
         try:
-            codes.append(one(host))
+            one(host)
         except DeployError as error:
             error.host = error.host or host.name
             codes.append(error.exit_code)
@@ -155,7 +150,3 @@ def _each(hosts: list[Host], one: Callable[[Host], int], json_lines: bool) -> in
                 typer.echo(json.dumps(error_event(error)))
             complain(error.render())
     return gravest(codes)
-
-
-def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"

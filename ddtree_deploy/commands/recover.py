@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,7 +14,6 @@ from ddtree_deploy.commands.options import Hosts, Json, Target
 from ddtree_deploy.errors import DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts
-from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.planning.assemble import facts_request
 from ddtree_deploy.running import unlocking
 from ddtree_deploy.running.follow import Follower
@@ -22,7 +22,7 @@ from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import ask_facts, run_dir_of
-from ddtree_deploy.running.rollout import Emitter, Session, completed, of_end
+from ddtree_deploy.running.rollout import Emitter, Session, completed, of_end, since
 from ddtree_deploy.ssh import known_hosts
 
 
@@ -30,7 +30,7 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
     """Follow the run that is on a host now, to its verdict."""
     # Without one: tells how the last one from here ended. A record whose end was not seen is completed.
     inventory = inputs.load_hosts(hosts)
-    host = _single(inventory.resolve(target), "attach")
+    host = inputs.single(inventory.resolve(target), "attach")
     record = Record(inventory.file)
     view = console.choose(json_lines)
     begun = time.monotonic()
@@ -92,24 +92,28 @@ def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:
 
 def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
     """Finish or undo what a dead run left on a host."""
-    host = _single(inputs.load_hosts(hosts).resolve(target), "recover")
-    view = console.choose(json_lines)
-    emit = Emitter(view, host.name)
-    begun = time.monotonic()
-    with Interrupts(), ssh.connect(host) as link:
-        facts = ask_facts(link, host, facts_request(host, None))
+    host = inputs.single(inputs.load_hosts(hosts).resolve(target), "recover")
+
+    def act(link: ssh.Link, facts: Facts, emit: Emitter) -> Outcome:
         if facts.lock.held:
-            held = f"run {facts.lock.run} of {facts.lock.who} holds the host since {facts.lock.since}"
-            raise unlocking.refuse(host, "recover", f"{held}: it lives, there is nothing to recover")
+            lives = f"{unlocking.in_words(facts.lock)}: it lives, there is nothing to recover"
+            raise unlocking.refuse(host, "recover", lives)
         if facts.orphan is None:
-            outcome = Outcome(host.name, "recover", 0, verdict="pass", state=STATE_UNTOUCHED)
-            outcome.reason = "there is nothing to recover"
-        else:
-            emit.run = facts.orphan.run
-            outcome = recover_orphan(host, link, facts, facts.orphan.run, emit)
-    outcome.seconds = round(time.monotonic() - begun, 3)
-    outcome.next_command = f"ddtree-deploy status {host.name}"
-    view.outcome(outcome)
+            return Outcome.nothing(host.name, "recover", "there is nothing to recover")
+        emit.run = facts.orphan.run
+        return recover_orphan(host, link, facts, facts.orphan.run, emit)
+
+    return _on(host, json_lines, act)
+
+
+def _on(host: Host, json_lines: bool, act: Callable[[ssh.Link, Facts, Emitter], Outcome]) -> int:
+    """Do something on a host as it is now, and show what came of it."""
+    begun = time.monotonic()
+    emit = Emitter(console.choose(json_lines), host.name)
+    with Interrupts(), ssh.connect(host) as link:
+        outcome = act(link, ask_facts(link, host, facts_request(host, None)), emit)
+    outcome.seconds = since(begun)
+    emit.view.outcome(outcome)
     return outcome.exit_code
 
 
@@ -129,29 +133,23 @@ def unlock(
     json_lines: Json = False,
 ) -> int:
     """Show who holds a host, since when, at which step; with --force, end that run."""
-    host = _single(inputs.load_hosts(hosts).resolve(target), "unlock")
-    view = console.choose(json_lines)
-    emit = Emitter(view, host.name)
-    begun = time.monotonic()
-    with Interrupts(), ssh.connect(host) as link:
-        facts = ask_facts(link, host, facts_request(host, None))
+    host = inputs.single(inputs.load_hosts(hosts).resolve(target), "unlock")
+
+    def act(link: ssh.Link, facts: Facts, emit: Emitter) -> Outcome:
         if facts.lock.held and not force:
             force_it = f", or end it and put the host back: ddtree-deploy unlock {host.name} --force"
             raise unlocking.refuse(host, "unlock", unlocking.in_words(facts.lock), force_it)
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})
-            outcome = unlocking.force(host, link, facts, wait, emit)
-        else:
-            outcome = Outcome(host.name, "unlock", 0, verdict="pass", state=STATE_UNTOUCHED)
-            outcome.reason = "nobody holds the host"
-            outcome.next_command = f"ddtree-deploy status {host.name}"
-            if facts.orphan is not None:
-                outcome.reason += f"; run {facts.orphan.run} ended without a verdict"
-                outcome.next_command = f"ddtree-deploy recover {host.name}"
-    outcome.seconds = round(time.monotonic() - begun, 3)
-    view.outcome(outcome)
-    return outcome.exit_code
+            return unlocking.force(host, link, facts, wait, emit)
+        outcome = Outcome.nothing(host.name, "unlock", "nobody holds the host")
+        if facts.orphan is not None:
+            outcome.reason += f"; run {facts.orphan.run} ended without a verdict"
+            outcome.next_command = f"ddtree-deploy recover {host.name}"
+        return outcome
+
+    return _on(host, json_lines, act)
 
 
 def trust(
@@ -163,7 +161,7 @@ def trust(
     hosts: Hosts = None,
 ) -> int:
     """Put a host's SSH key into its known_hosts file, after it was compared."""
-    host = _single(inputs.load_hosts(hosts).resolve(target), "trust")
+    host = inputs.single(inputs.load_hosts(hosts).resolve(target), "trust")
     kind, key = ssh.offered_key(host)
     seen = known_hosts.fingerprint(key)
     files = ssh.known_hosts_files(host)
@@ -194,12 +192,3 @@ def trust(
         f"{host.name}: {kind} {seen} is now in {files[0]}" + (f", {len(dropped)} replaced" if dropped else "")
     )
     return 0
-
-
-def _single(hosts: list[Host], command: str) -> Host:
-    if len(hosts) != 1:
-        raise InputError(
-            f"{command} takes one host, the group has {len(hosts)}: {', '.join(h.name for h in hosts)}",
-            next_command=f"ddtree-deploy {command} {hosts[0].name}",
-        )
-    return hosts[0]

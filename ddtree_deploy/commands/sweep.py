@@ -11,7 +11,6 @@ import typer
 from ddtree_deploy.commands import gates, inputs
 from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.playbook import Step
 from ddtree_deploy.onhost.judge.sweep_table import CHAIN
 from ddtree_deploy.report import bundle
@@ -46,7 +45,7 @@ def sweep(  # noqa: PLR0917
     """Restart the service with each budget and the chain, measure, and say which is best at which load."""
     tried, loads = numbers(budgets, "--budgets", 1, 4096), numbers(concurrency, "--concurrency", 1, 100_000)
     inventory = inputs.load_hosts(hosts)
-    (host,) = one(inventory.resolve(target))
+    host = inputs.single(inventory.resolve(target), "sweep", f" --budgets {budgets}")
     base = gates.measuring(playbook, [host], "sweep")
     baseline = base.steps[-2].options
     options = {
@@ -71,20 +70,9 @@ def sweep(  # noqa: PLR0917
 
         path = output or Path(f"sweep-{outcome.run}.html")
         found = bundle.load(bundle.find(bundle.runs_folder(inventory.file), outcome.run))
-        try:
-            path.write_text(html.render(found), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}", file=path, field="-o") from None
+        html.write(found, path, field="-o")
         print(f"the plots: {path}")
     return done.exit_code
-
-
-def one(hosts: list[Host]) -> list[Host]:
-    """Sweeps are compared on one host."""
-    if len(hosts) != 1:
-        names = ", ".join(h.name for h in hosts)
-        raise InputError(f"sweep takes one host, the group has {len(hosts)}: {names}", field="TARGET")
-    return hosts
 
 
 def numbers(text: str, flag: str, least: int, most: int) -> list[int]:

@@ -8,12 +8,7 @@ import sys
 from ddtree_deploy.console.view import JsonView, PlainView
 from ddtree_deploy.running.view import View
 
-__all__ = ["JsonView", "PlainView", "View", "choose", "is_terminal"]
-
-
-def is_terminal() -> bool:
-    """Whether somebody can be shown a moving picture and be asked."""
-    return sys.stdout.isatty() and sys.stdin.isatty()
+__all__ = ["JsonView", "PlainView", "View", "choose"]
 
 
 def choose(json_lines: bool) -> View:

@@ -104,6 +104,9 @@ def load(path: Path) -> Inventory:
     return Inventory(doc.file, hosts, _groups(doc, hosts, top.groups))
 
 
+_SAME = ("address", "python", "port", "user", "gpus", "become", "state_dir")
+
+
 def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
     loc = ("hosts", name)
     _check_name(doc, loc)
@@ -117,19 +120,12 @@ def _host(doc: Document, name: str, defaults: dict[str, Any]) -> Host:
     model = fit(doc, HostModel, loc, merged, fallback=("defaults",))
     check_host(doc, loc, model)
     here = doc.file.resolve().parent
+    paths = {key: getattr(model, key) for key in ("identity_file", "known_hosts", "sign_with", "playbook")}
+    local: dict[str, Any] = {k: here / Path(text).expanduser() for k, text in paths.items() if text}
     return Host(
         name=name,
-        address=model.address,
-        python=model.python,
-        port=model.port,
-        user=model.user,
-        identity_file=_local_path(here, model.identity_file) if model.identity_file else None,
-        known_hosts=_local_path(here, model.known_hosts),
-        gpus=model.gpus,
-        become=model.become,
-        sign_with=_local_path(here, model.sign_with) if model.sign_with else None,
-        playbook=_local_path(here, model.playbook) if model.playbook else None,
-        state_dir=model.state_dir,
+        **{key: getattr(model, key) for key in _SAME},
+        **local,
         connect_timeout_s=model.connect_timeout,
         also_stop=tuple(model.also_stop),
         service=_service(model.service) if model.service else None,
@@ -171,10 +167,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(known, dict) and isinstance(value, dict)
         merged[key] = _merge(known, value) if both and isinstance(known, dict) else value
     return merged
-
-
-def _local_path(here: Path, text: str) -> Path:
-    return here / Path(text).expanduser()
 
 
 def _groups(

@@ -92,11 +92,8 @@ def load(path: Path | str) -> Playbook:
     _check_order(doc, top.action, steps)
     return Playbook(
         file=doc.file,
-        name=top.name,
-        action=top.action,
         steps=tuple(steps),
-        on_controller_loss=top.on_controller_loss,
-        on_inconclusive=top.on_inconclusive,
+        **{key: getattr(top, key) for key in ("name", "action", "on_controller_loss", "on_inconclusive")},
         attachments=attachments,
         action_line=doc.line(("action",)),
     )

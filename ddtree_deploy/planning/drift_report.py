@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ddtree_deploy.inputs.payload import Item, Payload
 from ddtree_deploy.onhost.staging import patch
@@ -18,15 +19,10 @@ from ddtree_deploy.text import safe
 
 
 @dataclass(frozen=True)
-class LiveFile:
+class LiveFile(Live):
     """`diff`: from upstream's (or nothing) to ours; of a foreign file from the expected to what is there."""
 
-    ref: str
-    path: str
-    state: str  # base | ours | foreign
     release: str = ""  # ours: of which release
-    expected: str = ""  # foreign: in words
-    found: str = ""
     diff: str = ""  # unified; empty where a side is not at hand
     no_diff: str = ""  # why not
     moved: bool = False  # foreign; or upstream's again, where the live release has put ours
@@ -61,33 +57,19 @@ def report(known: Known, payload: Payload | None) -> list[LiveFile]:
     items = items_of(known, payload)
     found = []
     for live, state in live_files(known, payload):
-        own = known.owned.get(live.path)
+        own, item = known.owned.get(live.path), items.get(live.ref)
         base = str(own.get("base_sha256", "")) if own else ""
-        item = items.get(live.ref)
         base = base or (item.base_sha256 if item else "")
-        text, why = "", ""
-        expected, there = live.expected, live.found
-        moved = live.state == "foreign" or (live.state == "base" and own is not None)
-        if own is not None and live.state == "base":
-            expected, there = f"ours {own['sha256'][:12]}", drift.in_words(state)
+        more: dict[str, Any] = {}
         if live.state == "ours":
-            text, why = _difference(live.ref, "upstream", contents.get(base), content_of(state))
-        elif moved:
+            more = _difference(live.ref, "upstream", contents.get(base), content_of(state))
+            more["release"] = known.live
+        elif live.state == "foreign" or own is not None:
             wanted = contents.get(str(own["sha256"]) if own else base)
-            text, why = _difference(live.ref, "expected", wanted, content_of(state))
-        found.append(
-            LiveFile(
-                live.ref,
-                live.path,
-                live.state,
-                known.live if live.state == "ours" else "",
-                expected,
-                there,
-                text,
-                why,
-                moved,
-            )
-        )
+            more = {"moved": True, **_difference(live.ref, "expected", wanted, content_of(state))}
+        if own is not None and live.state == "base":
+            more |= {"expected": f"ours {own['sha256'][:12]}", "found": drift.in_words(state)}
+        found.append(LiveFile(**{**asdict(live), **more}))
     return found
 
 
@@ -109,25 +91,28 @@ def _contents(known: Known, payload: Payload | None) -> dict[str, bytes]:
     return found
 
 
-def _difference(ref: str, name: str, old: bytes | None, new: bytes | None) -> tuple[str, str]:
+def _difference(ref: str, name: str, old: bytes | None, new: bytes | None) -> dict[str, Any]:
     if new is None:
-        return "", "the live content is not at hand (no file, or larger than 1 MiB)"
+        return {"no_diff": "the live content is not at hand (no file, or larger than 1 MiB)"}
     if old is None:
-        return "", f"the {name} content is not at hand"
-    return diff(ref, old, new, (name, "live")), ""
+        return {"no_diff": f"the {name} content is not at hand"}
+    return {"diff": diff(ref, old, new, (name, "live"))}
 
 
-def lines_of(host: str, files: list[LiveFile], *, diffs: bool = True) -> list[str]:
+def counted(states: list[str]) -> str:
+    """`2 base, 3 ours`; "" for none."""
+    return ", ".join(f"{states.count(s)} {s}" for s in ("base", "ours", "foreign") if s in states)
+
+
+def lines_of(host: str, files: list[LiveFile]) -> list[str]:
     """For people. Diffs of our own files are counted only; of those that have moved shown."""
-    states = [f.state for f in files]
-    counts = ", ".join(f"{states.count(s)} {s}" for s in ("base", "ours", "foreign") if s in states)
-    lines = [f"{host}: {counts or 'no file to look at'}"]
+    lines = [f"{host}: {counted([f.state for f in files]) or 'no file to look at'}"]
     for file in files:
         note = f"release {file.release}" if file.state == "ours" else ""
         note = f"expected {file.expected}, found {file.found}" if file.moved else note
         changed = [line for line in file.diff.splitlines()[2:] if line[:1] in "+-"]
         count = f"; {len(changed)} lines differ from upstream" if file.state == "ours" and file.diff else ""
         lines.append(f"  {file.state:<8} {file.ref}  {note}{count}".rstrip())
-        if file.moved and diffs:
+        if file.moved:
             lines += [f"    {line}" for line in file.diff.splitlines()] or [f"    no diff: {file.no_diff}"]
     return [safe(line) for line in lines]

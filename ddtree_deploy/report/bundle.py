@@ -69,20 +69,13 @@ def load(folder: Path) -> dict[str, Any]:
 
 def read(folder: Path) -> RunFiles:
     """The files of a run's folder, parsed."""
-    warnings: list[str] = []
-    parts: dict[str, dict[str, Any]] = {}
-    for name in ("plan.json", "summary.json", "facts.json"):
-        path = folder / name
-        parts[name] = _json(path) if path.exists() else {}
-        if not path.exists():
-            warnings.append(f"{name} is missing")
-    path = folder / "journal.jsonl"
-    events = _events(path, warnings) if path.exists() else []
-    if not path.exists():
-        warnings.append("journal.jsonl is missing")
-    if not parts["plan.json"] and not events:
+    paths = [folder / name for name in ("plan.json", "summary.json", "facts.json", "journal.jsonl")]
+    warnings = [f"{path.name} is missing" for path in paths if not path.exists()]
+    plan, summary, facts = (_json(path) if path.exists() else {} for path in paths[:3])
+    events = _events(paths[3], warnings) if paths[3].exists() else []
+    if not plan and not events:
         raise InputError("neither a plan nor a journal is here", file=folder, stage=STAGE)
-    return RunFiles(parts["plan.json"], events, parts["summary.json"], parts["facts.json"], warnings)
+    return RunFiles(plan, events, summary, facts, warnings)
 
 
 def assemble(run: str, files: RunFiles) -> dict[str, Any]:

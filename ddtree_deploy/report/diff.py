@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree_deploy.report.measurements import by_name
+
 _ABSENT = "-"
 # Below this relative difference a measured figure is not worth a line.
 _SAME = 0.005
@@ -30,9 +32,9 @@ def compare(one: dict[str, Any], two: dict[str, Any]) -> list[Difference]:
         for field in [*a, *(f for f in b if f not in a)]:
             first, second = a.get(field), b.get(field)
             change = _change(first, second) if section == "figures" else None
-            if _shown(first) == _shown(second) or (change is not None and abs(change) < _SAME):
+            if shown(first) == shown(second) or (change is not None and abs(change) < _SAME):
                 continue
-            found.append(Difference(section, field, _shown(first), _shown(second), change))
+            found.append(Difference(section, field, shown(first), shown(second), change))
     return found
 
 
@@ -102,11 +104,7 @@ def _flags(argv: list[str]) -> Iterator[tuple[str, str]]:
 def _figures(b: dict[str, Any]) -> Fields:
     measured = b["measurements"]
     for when in ("before", "after"):
-        side = measured.get(when) or {}
-        yield f"algorithm {when}", side.get("algorithm")
-        for name in ("steps_per_token", "accept_length"):
-            yield f"{name} {when}", side.get(name)
-        for name, value in (side.get("figures") or {}).items():
+        for name, value in by_name(measured.get(when)).items():
             yield f"{name} {when}", value
     speed = measured.get("speed") or {}
     yield "speed ratio", speed.get("ratio")
@@ -132,7 +130,8 @@ def _change(first: Any, second: Any) -> float | None:
     return second / first - 1 if numbers and first else None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a table: a number by its first four digits, `-` for nothing."""
     if value in (None, ""):
         return _ABSENT
     return f"{value:.4g}" if isinstance(value, float) else str(value)

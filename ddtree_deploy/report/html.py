@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.report import charts
-from ddtree_deploy.report.measurements import flat
-from ddtree_deploy.running.outcome import meaning
+from ddtree_deploy.report.measurements import by_name, flat
+from ddtree_deploy.running.outcome import FIGURES, meaning, number
 from ddtree_deploy.text import size, span
 
 # Verdicts are told by word and sign; the colour only helps.
@@ -28,14 +29,6 @@ SIGNS = {
     "unknown": "?",
 }
 _NOTHING = 0.005  # a change below this has no colour
-_ROWS = (
-    ("tokens/s", "output_tokens_per_s", 1, True),
-    ("TTFT, ms", "ttft_ms", 1, False),
-    ("TPOT, ms", "tpot_ms", 2, False),
-    ("ITL, ms", "itl_ms", 2, False),
-    ("verify steps per token", "steps_per_token", 3, False),
-    ("accept length", "accept_length", 3, True),
-)
 
 
 def render(bundle: dict[str, Any]) -> str:
@@ -48,6 +41,7 @@ def render(bundle: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(span=span, size=size, clock=clock, short=short)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     measured = bundle["measurements"]
     return environment.get_template("report.html.j2").render(
         b=bundle,
@@ -58,13 +52,20 @@ def render(bundle: dict[str, Any]) -> str:
         plots=plots(measured),
         sweep=sweep(bundle["steps"]),
         loads=loads(measured),
-        told=told(bundle["steps"]),
+        tokens_gate=_figures_of(bundle["steps"], "tokens"),
         compared=compared(measured["acceptance"]),
         soak=soak(bundle["steps"]),
         details={s["name"]: flat(s["figures"]) for s in bundle["steps"]},
-        embedded=embedded(bundle),
         version=metadata.version("ddtree-deploy"),
     )
+
+
+def write(bundle: dict[str, Any], path: Path, **more: Any) -> None:
+    """Write the page of a bundle. Raises InputError, with `more` of what to do."""
+    try:
+        path.write_text(render(bundle), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=path, **more) from None
 
 
 def plots(measured: dict[str, Any]) -> dict[str, Markup]:
@@ -86,13 +87,13 @@ def plots(measured: dict[str, Any]) -> dict[str, Markup]:
 
 
 def sweep(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """{rows, best, schedule, plots} of a sweep's figures; None for other runs."""
+    """A sweep's figures with {rows, plots}; None for other runs."""
     found = _figures_of(steps, "sweep")
     if found is None:
         return None
     plots = [Markup(svg) for figure in charts.SWEEP if (svg := charts.sweep(found["rows"], *figure))]
     rows = [{"host_percent": None, "host_moved": False, **row} for row in found["rows"]]
-    return {"rows": rows, **{k: found[k] for k in ("best", "schedule", "restart")}, "plots": plots}
+    return {**found, "rows": rows, "plots": plots}
 
 
 def _figures_of(steps: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
@@ -101,10 +102,10 @@ def _figures_of(steps: list[dict[str, Any]], kind: str) -> dict[str, Any] | None
 
 def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
     """Rows {name, before, after, change, better} of what was measured on either side."""
-    before, after = measured["before"] or {}, measured["after"] or {}
-    rows = []
-    for name, key, digits, more_is_better in _ROWS:
-        old, new = (s.get(key, (s.get("figures") or {}).get(key)) for s in (before, after))
+    before, after = by_name(measured["before"]), by_name(measured["after"])
+    rows: list[dict[str, Any]] = []
+    for key, name, digits, more_is_better in FIGURES:
+        old, new = before.get(key), after.get(key)
         if old is None and new is None:
             continue
         change = new / old - 1 if old and new is not None else None
@@ -113,9 +114,9 @@ def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
             better = "better" if (change > 0) == more_is_better else "worse"
         rows.append(
             {
-                "name": name,
-                "before": "-" if old is None else f"{old:.{digits}f}",
-                "after": "-" if new is None else f"{new:.{digits}f}",
+                "name": name.removeprefix("output "),  # the page is read on a phone, too
+                "before": number(old, digits),
+                "after": number(new, digits),
                 "change": "" if change is None else f"{change:+.1%}",
                 "better": better,
             }
@@ -125,44 +126,29 @@ def figures(measured: dict[str, Any]) -> list[dict[str, str]]:
 
 def loads(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows {concurrency, before, after} of the concurrencies that were reported beside the judged one."""
-    sides = {name: (measured[name] or {}).get("also") or [] for name in ("before", "after")}
-    rows: dict[int, dict[str, Any]] = {}
-    for name, found in sides.items():
-        for one in found:
-            rows.setdefault(one["concurrency"], {"before": None, "after": None})[name] = one
-    return [{"concurrency": c, **row} for c, row in sorted(rows.items())]
-
-
-def told(steps: list[dict[str, Any]]) -> str:
-    """Who was compared with whom, token for token; empty where no gate did."""
-    found = _figures_of(steps, "tokens")
-    if found is None or not found.get("reference"):
-        return ""
-    return f"{found.get('speculative') or 'no speculation'} against {found['reference']}"
+    before, after = (
+        {one["concurrency"]: one for one in (measured[side] or {}).get("also") or []}
+        for side in ("before", "after")
+    )
+    both = sorted({*before, *after})
+    return [{"concurrency": c, "before": before.get(c), "after": after.get(c)} for c in both]
 
 
 def compared(acceptance: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Rows {what, value, expected, against, change, tolerance, verdict} of the acceptance gate."""
-    rows = []
+    """Rows {verdict, reason}, with {what, value, expected, against, tolerance} where the gate measured."""
+    rows: list[dict[str, Any]] = []
     for one in (acceptance or {}).get("judged") or []:
-        if "judged" in one:  # against a file: its own figures
-            rows += compared(one)
-        elif "value" in one:
-            change = f"{one['value'] / one['expected'] - 1:+.1%}" if one["expected"] else ""
-            rows.append({**one, "change": change})
-        else:
-            rows.append({"what": one["reason"], "value": None, "verdict": one["verdict"]})
+        rows += compared(one) if "judged" in one else [one]  # against a file: its own figures
     return rows
 
 
 def soak(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """{requests, concurrency, seconds, plot} of the soak's figures; None where there was none."""
+    """A soak's figures with their plot; None where there was none."""
     found = _figures_of(steps, "soak")
     if found is None:
         return None
     lines = {"processes": found.get("memory_mib") or [], "GPUs": found.get("gpu_mib") or []}
-    kept = {key: found[key] for key in ("requests", "concurrency", "seconds")}
-    return {**kept, "plot": Markup(charts.memory(lines, found["requests"]))}
+    return {**found, "plot": Markup(charts.memory(lines, found["requests"]))}
 
 
 def bars(steps: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -181,12 +167,6 @@ def bars(steps: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "width": round(min(width, 100 - min(left, 99.4)), 2),
         }
     return found
-
-
-def embedded(bundle: dict[str, Any]) -> Markup:
-    """The bundle for a script element: the page is its own evidence, and can be read back a year later."""
-    text = json.dumps(bundle, separators=(",", ":"), ensure_ascii=True)
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def clock(seconds: float | None) -> str:

@@ -73,11 +73,7 @@ def _take(step: dict[str, Any], event: dict[str, Any]) -> None:
     elif kind == "progress":
         step["log"] = [*step["log"], safe(event.get("text", ""))][-PROGRESS_LINES:]
     elif kind == "undo":
-        step["undo"] = {
-            "phase": event.get("phase", ""),
-            "what": safe(event.get("what", "")),
-            "reason": safe(event.get("reason", "")),
-        }
+        step["undo"] = {key: safe(event.get(key, "")) for key in ("phase", "what", "reason")}
 
 
 def _command(argv: Any) -> str:

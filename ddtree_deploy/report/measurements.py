@@ -50,6 +50,14 @@ def side(sample: dict[str, Any] | None, bench: dict[str, Any] | None) -> dict[st
     }
 
 
+def by_name(side: dict[str, Any] | None) -> dict[str, Any]:
+    """One side's figures, flat: what is counted over all its requests, then those of its rounds."""
+    own = {name: (side or {}).get(name) for name in ("algorithm", "steps_per_token", "accept_length")}
+    return {name: value for name, value in own.items() if value is not None} | (
+        (side or {}).get("figures") or {}
+    )
+
+
 def _accept_lengths(sample: dict[str, Any]) -> list[float]:
     pairs = zip(sample.get("completion") or [], sample.get("verify_steps") or [], strict=False)
     return [round(tokens / steps, 4) for tokens, steps in pairs if steps]

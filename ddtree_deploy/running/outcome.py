@@ -88,20 +88,22 @@ def figures(outcome: Outcome) -> list[tuple[str, str, str]]:
         **_dict(_dict(benchmark.get("after")).get("figures")),
     }
     rows = []
-    for key, name, digits in FIGURES:
+    for key, name, digits, _ in FIGURES:
         old, new = before.get(key), after.get(key)
         if old is not None or new is not None:
-            rows.append((name, _number(old, digits), _number(new, digits)))
+            rows.append((name, number(old, digits), number(new, digits)))
     return rows
 
 
-# Keys of the results of the steps `baseline`, `tokens` (or `acceptance`) and `benchmark`; times in ms.
+# Keys of the results of the steps `baseline`, `tokens` (or `acceptance`) and `benchmark`; times in ms. Their
+# names, the digits that are shown, whether more is better.
 FIGURES = (
-    ("steps_per_token", "verify steps per token", 4),
-    ("accept_length", "accept length", 3),
-    ("output_tokens_per_s", "output tokens/s", 1),
-    ("ttft_ms", "TTFT, ms", 1),
-    ("tpot_ms", "TPOT, ms", 2),
+    ("steps_per_token", "verify steps per token", 4, False),
+    ("accept_length", "accept length", 3, True),
+    ("output_tokens_per_s", "output tokens/s", 1, True),
+    ("ttft_ms", "TTFT, ms", 1, False),
+    ("tpot_ms", "TPOT, ms", 2, False),
+    ("itl_ms", "ITL, ms", 2, False),
 )
 
 
@@ -109,5 +111,6 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any, digits: int) -> str:
+def number(value: Any, digits: int) -> str:
+    """A figure with so many digits; `-` where it was not measured."""
     return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from ddtree_deploy.onhost.wire.facts import Release
 from ddtree_deploy.planning import going_back
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.text import safe
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Release):
     """One rollout or rollback, as the host recorded it."""
 
-    run: str
-    time: str
-    action: str  # rollout | rollback
-    payload: str
-    version: str
-    variant: str
-    digest: str
-    who: str
-    verdict: str  # good | bad | rolled-back
-    live: bool
-    target: bool  # `rollback --to` can go there
+    live: bool = False
+    target: bool = False  # `rollback --to` can go there
 
 
 def rows(known: Known) -> list[Row]:
@@ -31,7 +23,7 @@ def rows(known: Known) -> list[Row]:
     back = going_back.targets(known.facts)
     return [
         Row(
-            **{key: value for key, value in asdict(r).items() if key != "previous"},
+            **asdict(r),
             live=r.run == known.live,
             target=r.action == "rollout" and r.verdict in ("good", "held") and r.run in back,
         )

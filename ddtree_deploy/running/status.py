@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddtree_deploy.inputs.payload import Payload
-from ddtree_deploy.planning.drift_report import live_files
+from ddtree_deploy.planning.drift_report import counted, live_files
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.text import safe
 
@@ -51,9 +51,8 @@ def lines_of(name: str, data: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append(f"  release  {data['live'] or 'none of ours'}")
-    states = [f["state"] for f in data["files"]]
     foreign = [f for f in data["files"] if f["state"] == "foreign"]
-    counts = ", ".join(f"{states.count(s)} {s}" for s in ("base", "ours", "foreign") if s in states)
+    counts = counted([f["state"] for f in data["files"]])
     lines.append(f"  files    {counts or 'none looked at'}{'  <- drift' if foreign else ''}")
     lines += [f"           {f['ref']}: expected {f['expected']}, found {f['found']}" for f in foreign]
     if foreign:

@@ -119,5 +119,5 @@ def test_baseline_import(app: typer.Typer, here: Path, capsys: pytest.CaptureFix
     about = ("--model", "Qwen/Qwen3-8B", "--draft", "D", "--source", "us")
     call(app, "baseline", "import", "t.csv", *about, "-o", "b.json")
     assert capsys.readouterr().out == "b.json: 1 figures for Qwen/Qwen3-8B with D\n"
-    found = baselines.load("b.json").find("gsm8k", 64)
-    assert found is not None and found.accept_length == 9.1
+    (found,) = baselines.load("b.json").entries
+    assert (found.dataset, found.budget, found.accept_length) == ("GSM8K", 64, 9.1)

@@ -9,11 +9,14 @@ import pytest
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.references import baselines
-from ddtree_deploy.inputs.references.baselines import Measured
+from ddtree_deploy.inputs.references.baselines import Baseline
 from ddtree_deploy.onhost.judge import expected
+from ddtree_deploy.onhost.judge.expected import Measured
+from ddtree_deploy.onhost.judge.verdict import Verdict
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "baselines").glob("*.json"))
 HEAD = '{\n "format": 1,\n "model": "Qwen/Qwen3-8B",\n "draft": "z-lab/D",\n "source": "us",\n "entries": [\n'
+HUGE = "9" * 400  # no float holds it
 IDENTITY = {"model": "Qwen/Qwen3-8B", "draft": "z-lab/D", "source": "us"}
 
 
@@ -32,14 +35,22 @@ def measured(value: float, **changes: object) -> Measured:
     return Measured(**{**fields, "accept_length": value, **changes})  # type: ignore[arg-type]
 
 
+def compare(measured: Measured, baseline: Baseline) -> Verdict:
+    """As the gate on the host judges it."""
+    return expected.compare(measured, baseline.model_dump())
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_shipped_baselines_load(path: Path) -> None:
     found = baselines.load(path)
     assert len(found.entries) == 40
     for entry in found.entries:
         if entry.budget is None:  # the tree is never worse than the chain of the same data set
-            chain = found.find(entry.dataset, 0, entry.temperature)
-            assert chain is not None and entry.accept_length > chain.accept_length
+            here = [
+                e for e in found.entries if (e.dataset, e.temperature) == (entry.dataset, entry.temperature)
+            ]
+            (chain,) = (e for e in here if e.budget == 0)
+            assert entry.accept_length > chain.accept_length
 
 
 def test_there_are_shipped_baselines() -> None:
@@ -80,15 +91,15 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_port_that_reaches_the_figures_passes(tmp_path: Path) -> None:
     baseline = baselines.load(write(tmp_path, CHAIN, TREE))
-    good = baselines.compare(measured(8.9, steps_per_token=0.1124, model="/models/qwen3-8b"), baseline)
+    good = compare(measured(8.9, steps_per_token=0.1124, model="/models/qwen3-8b"), baseline)
     assert good.verdict == "pass"
     assert "accept length 8.900, baseline (us) 9.000 (-1.1%, tolerance 3.0%)" in good.reason
 
 
 def test_a_port_that_accepts_less_or_steps_more_fails(tmp_path: Path) -> None:
     baseline = baselines.load(write(tmp_path, CHAIN, TREE))
-    assert baselines.compare(measured(8.0), baseline).verdict == "fail"
-    steps = baselines.compare(measured(9.0, steps_per_token=0.2), baseline)
+    assert compare(measured(8.0), baseline).verdict == "fail"
+    steps = compare(measured(9.0, steps_per_token=0.2), baseline)
     assert steps.verdict == "fail"
     assert steps.reason.startswith("verify steps per token 0.200")
 
@@ -96,11 +107,11 @@ def test_a_port_that_accepts_less_or_steps_more_fails(tmp_path: Path) -> None:
 def test_an_entry_without_steps_per_token_judges_the_accept_length_alone(tmp_path: Path) -> None:
     """As all that are shipped."""
     baseline = baselines.load(write(tmp_path, CHAIN, TREE))
-    chain = baselines.compare(measured(6.6, budget=0, steps_per_token=0.5), baseline)
+    chain = compare(measured(6.6, budget=0, steps_per_token=0.5), baseline)
     assert (chain.verdict, len(chain.figures["judged"])) == ("pass", 1)
-    tree = baselines.compare(measured(9.0, steps_per_token=None), baseline)
+    tree = compare(measured(9.0, steps_per_token=None), baseline)
     assert (tree.verdict, len(tree.figures["judged"])) == ("pass", 1)
-    both = baselines.compare(measured(9.0, steps_per_token=0.111), baseline)
+    both = compare(measured(9.0, steps_per_token=0.111), baseline)
     assert (both.verdict, len(both.figures["judged"])) == ("pass", 2)
 
 
@@ -109,22 +120,22 @@ def test_an_entry_without_steps_per_token_judges_the_accept_length_alone(tmp_pat
 )
 def test_a_model_is_known_by_the_last_part_of_its_path(tmp_path: Path, name: str) -> None:
     baseline = baselines.load(write(tmp_path, TREE))
-    assert baselines.compare(measured(9.0, model=name), baseline).verdict == "pass"
-    assert baselines.compare(measured(9.0, model=f"{name}/other"), baseline).verdict == "inconclusive"
+    assert compare(measured(9.0, model=name), baseline).verdict == "pass"
+    assert compare(measured(9.0, model=f"{name}/other"), baseline).verdict == "inconclusive"
 
 
 def test_what_the_baseline_does_not_hold_is_inconclusive(tmp_path: Path) -> None:
     best = '{"dataset": "GSM8K", "best_of": [16, 32], "accept_length": 9.5}'
     baseline = baselines.load(write(tmp_path, TREE, CHAIN, best))
-    other = baselines.compare(measured(9.0, budget=32), baseline)
+    other = compare(measured(9.0, budget=32), baseline)
     assert other.verdict == "inconclusive"
     assert other.reason == (
         "the baseline has no figure for gsm-8k at budget 32, temperature 0; "
         "it has chain 6.57, budget 64 9, best of 16, 32 9.5"
     )
-    wrong = baselines.compare(measured(9.0, model="Qwen/Qwen3-4B"), baseline)
+    wrong = compare(measured(9.0, model="Qwen/Qwen3-4B"), baseline)
     assert wrong.reason == "the baseline is for model Qwen/Qwen3-8B, here it is Qwen/Qwen3-4B"
-    assert baselines.compare(measured(9.0, temperature=1.0), baseline).verdict == "inconclusive"
+    assert compare(measured(9.0, temperature=1.0), baseline).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,8 @@ def test_import_from_json(tmp_path: Path) -> None:
         ("dataset,budget,accept_length\nx,1.5,2\n", 2, "budget: expected a whole number, got '1.5'"),
         ("dataset,budget,accept_length\nx,1,fast\n", 2, "accept_length: expected a number, got 'fast'"),
         ("dataset,budget,accept_length\n\nx,,2\n", 3, "budget: nothing here"),
+        ("dataset,budget,accept_length\nx,1,inf\n", 2, "accept_length: expected a number, got 'inf'"),
+        (f"dataset,budget,accept_length\nx,{HUGE},2\n", 2, f"budget: expected a whole number, got '{HUGE}'"),
     ],
 )
 def test_bad_tables_are_refused_with_their_line(tmp_path: Path, text: str, line: int, message: str) -> None:

@@ -85,3 +85,15 @@ def test_memory_that_grows_is_told_from_memory_that_settles() -> None:
     assert memory.fault("memory", leaks, 0.1) == "memory grew from 645 to 845 MiB (+31%, allowed 10%)"
     assert memory.fault("memory", [500.0, 900.0], 0.1) == "", "too short to say"
     assert memory.fault("memory", [-1.0] * 40, 0.1) == "", "unknown"
+
+
+def test_one_that_cannot_be_written_is_said_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    data = golden.of_baseline("box", "now", RESULT)
+    with pytest.raises(InputError, match="cannot be written"):
+        golden.write(data, tmp_path / "file" / "g.json")
+    bad = tmp_path / "g.json"
+    with pytest.raises(InputError) as caught:
+        golden.write({**data, "epsilon": 0}, bad)
+    assert caught.value.file == str(bad) and caught.value.field == "epsilon"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,4 +1,4 @@
-"""baselines/*.json: accept lengths that were measured elsewhere, and whether a port reaches them.
+"""baselines/*.json: accept lengths that were measured elsewhere.
 
 The format is described in baselines/README.md. JSON is read with the YAML reader (every JSON text is
 YAML), which gives each refusal its line and finds duplicate keys.
@@ -19,10 +19,6 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.yaml import document
 from ddtree_deploy.inputs.yaml.models import Model, fit
 from ddtree_deploy.onhost.judge import expected
-from ddtree_deploy.onhost.judge.expected import TOLERANCE, Measured
-from ddtree_deploy.onhost.judge.verdict import Verdict
-
-__all__ = ["FORMAT", "TOLERANCE", "Baseline", "Entry", "Measured", "compare", "dump", "import_table", "load"]
 
 FORMAT = 1
 
@@ -60,12 +56,6 @@ class Baseline(Model):
     note: str = ""
     entries: list[Entry] = Field(min_length=1)
 
-    def find(self, dataset: str, budget: int, temperature: float = 0.0) -> Entry | None:
-        """The entry measured with exactly this budget, None when there is none."""
-        wanted = expected.key(dataset), budget, temperature
-        found = (e for e in self.entries if (expected.key(e.dataset), e.budget, e.temperature) == wanted)
-        return next(found, None)
-
 
 def load(path: Path | str) -> Baseline:
     """Read and check one file. Raises InputError with file, line and field."""
@@ -86,12 +76,8 @@ def load(path: Path | str) -> Baseline:
     return baseline
 
 
-def compare(measured: Measured, baseline: Baseline, tolerance: float = TOLERANCE) -> Verdict:
-    """Is the port as good as the figures measured elsewhere? As the gate on the host judges it."""
-    return expected.compare(measured, baseline.model_dump(), tolerance)
-
-
 COLUMNS = ("dataset", "temperature", "budget", "accept_length", "steps_per_token", "source")
+_TEXTS = ("dataset", "source")
 _NEEDED = ("dataset", "budget", "accept_length")
 
 
@@ -116,17 +102,7 @@ def dump(data: dict[str, Any], path: Path) -> Baseline:
         f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}," for k, v in data.items() if k != "entries"
     ]
     text = "\n".join(["{", *head, ' "entries": [', rows, " ]", "}", ""])
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        baseline = load(temporary)
-    except InputError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(error.message, file=path, line=error.line, field=error.field) from None
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=path) from None
-    temporary.replace(path)
-    return baseline
+    return document.write_checked(path, text, load)
 
 
 def _csv_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -174,21 +150,16 @@ def _check_columns(path: Path, line: int, names: list[str]) -> None:
 
 def _entry(path: Path, line: int, row: dict[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
-    for name in COLUMNS:
+    for name in (n for n in COLUMNS if n in row or n in _NEEDED):
         if name not in row:
-            if name in _NEEDED:
-                raise InputError("nothing here", file=path, line=line, field=name)
-            continue
-        value = row[name]
-        if name in ("dataset", "source"):
-            entry[name] = str(value)
-            continue
+            raise InputError("nothing here", file=path, line=line, field=name)
+        text = str(row[name])
         try:
-            number = int(str(value)) if name == "budget" else float(value)
-        except (ValueError, TypeError):
-            number = math.nan
-        if not math.isfinite(number):
+            entry[name] = text if name in _TEXTS else int(text) if name == "budget" else float(text)
+            good = name in _TEXTS or math.isfinite(entry[name])
+        except (ValueError, OverflowError):
+            good = False
+        if not good:
             kind = "a whole number" if name == "budget" else "a number"
-            raise InputError(f"expected {kind}, got {value!r}", file=path, line=line, field=name)
-        entry[name] = number
+            raise InputError(f"expected {kind}, got {row[name]!r}", file=path, line=line, field=name)
     return entry

@@ -85,13 +85,5 @@ def of_baseline(host: str, recorded: str, result: dict[str, Any]) -> dict[str, A
 
 def write(data: dict[str, Any], path: Path) -> None:
     """Write a golden file and read it back. Raises InputError."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
-        read(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=path) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    text = json.dumps(data, separators=(",", ":")) + "\n"
+    document.write_checked(path, text, read, folders=True)

@@ -6,12 +6,13 @@ turn into something else (`022` is 18, `12:30` is 750, `on:` is a boolean key) i
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,6 +20,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.yaml.nodes import Builder, Loc, dotted
 
 MAX_BYTES = 4 * 1024 * 1024
+T = TypeVar("T")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -59,8 +61,12 @@ def load(path: Path | str, what: str = "") -> Document:
     """
     path = Path(path)
     text = read_text(path, what)
+    builder = Builder(path)
+    data: Any = None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(node, yaml.MappingNode):
+            data = builder.build(node, (), node.start_mark.line + 1)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         raise InputError(_syntax(exc, text), file=path, line=mark.line + 1 if mark else None) from None
@@ -75,18 +81,11 @@ def load(path: Path | str, what: str = "") -> Document:
         ) from None
     except RecursionError:
         raise InputError("nested too deeply", file=path, line=_deep_line(text)) from None
-    if node is None:
+    if node is None or data == {}:
         raise InputError("the file is empty", file=path)
-    if not isinstance(node, yaml.MappingNode):
+    if data is None:
         got = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
         raise InputError(f"expected a mapping, got {got}", file=path, line=node.start_mark.line + 1)
-    builder = Builder(path)
-    try:
-        data = builder.build(node, (), node.start_mark.line + 1)
-    except RecursionError:
-        raise InputError("nested too deeply", file=path, line=_deep_line(text)) from None
-    if not data:
-        raise InputError("the file is empty", file=path)
     return Document(path, data, builder.lines, builder.texts)
 
 
@@ -118,6 +117,28 @@ def read_json(path: Path, what: str) -> tuple[str, Any]:
         return text, json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON: {error.msg}", file=path, line=error.lineno) from None
+
+
+def write_checked(path: Path, text: str, read: Callable[[Path], T], *, folders: bool = False) -> T:
+    """Write a file that `read` takes, else none: what is at `path` has passed it. Returns what it returned.
+
+    folders: make those on the way. Raises InputError.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        if folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        found = read(temporary)
+        temporary.replace(path)
+        return found
+    except InputError as error:
+        raise InputError(error.message, file=path, line=error.line, field=error.field) from None
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=path) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _deep_line(text: str, limit: int = 100) -> int | None:

@@ -18,14 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .stats import (
-    HostChange,
-    Interval,
-    RestartSpread,
-    host_change,
-    shift_interval,
-    summary,
-)
+from .stats import HostChange, Interval, RestartSpread, host_change, shift_interval, summary
 from .verdict import Verdict
 
 # Without a calibration a pass is not to be had, but a server half as fast must still fail. This stands for
@@ -132,7 +125,7 @@ def judge(m: Measurements) -> Verdict:
         figures["host_changed"] = True
         return Verdict("inconclusive", f"{changed}; {text}", figures)
     if verdict == "pass" and m.restart is None:
-        return Verdict("inconclusive", _uncalibrated(raw, m, text), figures)
+        return Verdict("inconclusive", _uncalibrated(raw, text), figures)
     if verdict == "inconclusive":
         return Verdict(verdict, _undecided(interval, m, text), figures)
     if change is None:
@@ -146,25 +139,22 @@ def _valid(rounds: Sequence[Round]) -> list[Round]:
 
 def _lost(m: Measurements) -> tuple[str, str] | None:
     """A round after with lost requests or tokens fails at any speed, unless it was so before."""
-    bad = [(i, r) for i, r in enumerate(m.after, 1) if r.void]
+    bad = [f"round {i} of {len(m.after)} after: {r.void}" for i, r in enumerate(m.after, 1) if r.void]
     if not bad:
         return None
-    i, r = bad[0]
-    which = f"round {i} of {len(m.after)} after: {r.void}"
-    more = f" ({len(bad)} rounds void)" if len(bad) > 1 else ""
-    if any(b.void for b in m.before):
-        was = next(b.void for b in m.before if b.void)
-        return "inconclusive", f"{which}{more}, but the old service did the same ({was}): look at the host"
-    return "fail", which + more
+    which = bad[0] + (f" ({len(bad)} rounds void)" if len(bad) > 1 else "")
+    was = next((b.void for b in m.before if b.void), "")
+    if was:
+        return "inconclusive", f"{which}, but the old service did the same ({was}): look at the host"
+    return "fail", which
 
 
 def _too_few(m: Measurements, before: int, after: int) -> str:
-    need = MIN_ROUNDS
-    if before >= need and after >= need:
+    if min(before, after) >= MIN_ROUNDS:
         return ""
     void = sum(1 for r in m.before if r.void and not r.warmup)
     why = f"; {void} before are void" if void else ""
-    return f"{before} rounds before and {after} after are too few to judge, {need} are needed{why}"
+    return f"{before} rounds before and {after} after are too few to judge, {MIN_ROUNDS} are needed{why}"
 
 
 def _verdict_of(interval: Interval, floor: float) -> str:
@@ -205,16 +195,15 @@ def _percent(shift: float) -> str:
 
 
 def _ratio_text(interval: Interval, m: Measurements) -> str:
-    return (
-        f"speed ratio {math.exp(interval.shift):.3f} "
-        f"[{math.exp(interval.low):.3f}, {math.exp(interval.high):.3f}], min_ratio {m.min_ratio:g}"
-    )
+    low, high = interval.ratios
+    return f"speed ratio {math.exp(interval.shift):.3f} [{low:.3f}, {high:.3f}], min_ratio {m.min_ratio:g}"
 
 
-def _uncalibrated(raw: Interval, m: Measurements, text: str) -> str:
+def _uncalibrated(raw: Interval, text: str) -> str:
+    low, high = raw.ratios
     return (
         f"{text}; not calibrated: the restart spread of this host is unknown, so the interval is a guess "
-        f"(rounds alone: [{math.exp(raw.low):.3f}, {math.exp(raw.high):.3f}])"
+        f"(rounds alone: [{low:.3f}, {high:.3f}])"
     )
 
 
@@ -259,9 +248,9 @@ def _figures(m: Measurements) -> dict[str, Any]:
 def _interval_figures(raw: Interval, interval: Interval) -> dict[str, Any]:
     return {
         "ratio": math.exp(interval.shift),
-        "interval": [math.exp(interval.low), math.exp(interval.high)],
+        "interval": interval.ratios,
         "half_width": interval.half_width,
-        "interval_rounds_only": [math.exp(raw.low), math.exp(raw.high)],
+        "interval_rounds_only": raw.ratios,
         "coverage": raw.coverage,
     }
 
@@ -269,10 +258,5 @@ def _interval_figures(raw: Interval, interval: Interval) -> dict[str, Any]:
 def _change_figures(change: HostChange | None) -> dict[str, Any] | None:
     if change is None:
         return None
-    return {
-        "percent": change.percent,
-        "interval": [math.exp(change.interval.low), math.exp(change.interval.high)]
-        if change.interval
-        else None,
-        "alarm": change.alarm,
-    }
+    interval = change.interval.ratios if change.interval else None
+    return {"percent": change.percent, "interval": interval, "alarm": change.alarm}

@@ -45,6 +45,11 @@ class Interval:
         """Half the length of the interval."""
         return (self.high - self.low) / 2
 
+    @property
+    def ratios(self) -> list[float]:
+        """Both ends as ratios."""
+        return [math.exp(self.low), math.exp(self.high)]
+
     def minus(self, other: Interval) -> Interval:
         """The shift without `other`, measured independently; the arms add in quadrature."""
         shift = self.shift - other.shift

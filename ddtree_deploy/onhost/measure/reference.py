@@ -45,9 +45,7 @@ class Reference:
             continuations=greedy.continuations(sample),
             epsilon=float(recorded["epsilon"]),
             tie_share=float(recorded["tie_share"]),
-            speculative=sample["speculative"],
-            steps_per_token=sample["steps_per_token"],
-            accept_length=sample["accept_length"],
+            **{key: sample[key] for key in ("speculative", "steps_per_token", "accept_length")},
             refused=str(sample.get("refused", "")),
         )
 

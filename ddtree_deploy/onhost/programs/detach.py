@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..state import layout
-from . import systemctl
+from . import bounded, systemctl
 
 
 def command(run_dir: Path) -> list[str]:
@@ -36,19 +36,13 @@ def start(run_dir: Path) -> None:
     logs.mkdir(mode=0o700, exist_ok=True)
     if systemctl.can_run():
         try:
-            made = subprocess.run(
-                systemd_command(run_dir),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=30,
-                check=False,
-            )
+            made = bounded.call(systemd_command(run_dir), seconds=30)
         except subprocess.TimeoutExpired:
             pass  # it may yet come; the runner's own lock keeps a second one out
         else:
             if made.returncode == 0:
                 return
-            (logs / "runner.log").write_bytes(made.stderr)
+            (logs / "runner.log").write_text(made.stderr, encoding="utf-8")
     _fork(run_dir)
 
 

@@ -62,9 +62,10 @@ def skip(ctx: Context, reason: str) -> NoReturn:
     raise StepFailed(reason, verdict="inconclusive")
 
 
-def require_serving(ctx: Context, control: ServiceControl) -> None:
-    """Skip a gate on a service that is down by design; fail where this run had started it, or only judges."""
-    started = result_of(ctx, "start")
+def require_serving(ctx: Context) -> ServiceControl:
+    """The control of a service that serves. Skips a gate on one that is down by design; fails where this run
+    had started it, or only judges."""
+    control, started = control_of(ctx), result_of(ctx, "start")
     if started:
         with control.one_look():
             runs, how = control.alive()
@@ -73,13 +74,13 @@ def require_serving(ctx: Context, control: ServiceControl) -> None:
             now = control.processes().main
         if now != started["pid"]:
             raise StepFailed(f"the service was restarted by somebody: process {started['pid']} is {now} now")
-        return
+        return control
     if control.active():
         now = control.processes().main
         if ctx.served and now != ctx.served:
             raise StepFailed(f"the service was restarted meanwhile: process {ctx.served} is {now} now")
         ctx.served = now
-        return
+        return control
     if ctx.plan.action not in ("rollout", "rollback"):
         raise StepFailed("the service is down")
     raise StepSkipped("the service is down, and this run did not start it")

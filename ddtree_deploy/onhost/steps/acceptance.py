@@ -17,8 +17,7 @@ from ..service.base import ServiceControl
 
 
 def do(ctx: Context) -> str:
-    control = serving.control_of(ctx)
-    serving.require_serving(ctx, control)
+    control = serving.require_serving(ctx)
     wanted = reference.find(ctx, control)
     table = ctx.option("against", None)
     if wanted is None and table is None:

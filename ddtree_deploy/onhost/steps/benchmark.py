@@ -12,8 +12,7 @@ from ..service.base import ServiceControl
 
 
 def do(ctx: Context) -> str:
-    control = serving.control_of(ctx)
-    serving.require_serving(ctx, control)
+    control = serving.require_serving(ctx)
     before = serving.result_of(ctx, "baseline").get("bench")
     min_ratio = speed.min_ratio_of(ctx.step.options)
     after = _rounds(ctx, control, before, calibrated=before is not None and min_ratio is not None)

@@ -16,8 +16,7 @@ from ..service.sglang_api import Endpoint, HttpError, generate_streamed
 
 
 def do(ctx: Context) -> str:
-    control = serving.control_of(ctx)
-    serving.require_serving(ctx, control)
+    control = serving.require_serving(ctx)
     until = time.monotonic() + float(ctx.option("deadline_s", 120))
     check_listener(control)
     key = control.endpoint.api_key
@@ -81,10 +80,4 @@ class _Asked:
         return fault
 
     def figures(self) -> dict[str, object]:
-        return {
-            "good": self.good,
-            "requests": self.requests,
-            "seconds": self.seconds,
-            "first_s": self.first_s,
-            "faults": self.faults,
-        }
+        return {key: getattr(self, key) for key in ("good", "requests", "seconds", "first_s", "faults")}

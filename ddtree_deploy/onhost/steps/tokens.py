@@ -9,8 +9,7 @@ from ..service import serving
 
 
 def do(ctx: Context) -> str:
-    control = serving.control_of(ctx)
-    serving.require_serving(ctx, control)
+    control = serving.require_serving(ctx)
     wanted = reference.find(ctx, control)
     if wanted is None:
         serving.skip(

@@ -36,7 +36,6 @@ def _last_look(ctx: Context) -> str:
     started = serving.result_of(ctx, "start")
     if not started and ctx.plan.action != "verify":
         return ""
-    control = serving.control_of(ctx)
     # The wall clock may have been set since: never longer than `settle_s`.
     settle = float(ctx.option("settle_s", 0.0)) if started else 0.0
     left = min(settle, settle - (time.time() - float(started.get("ready", 0.0))))
@@ -44,10 +43,10 @@ def _last_look(ctx: Context) -> str:
         ctx.progress(f"the last look at the service comes in {left:.0f} s")
     until = time.monotonic() + left
     while (left := until - time.monotonic()) > 0:
-        serving.require_serving(ctx, control)
+        serving.require_serving(ctx)
         ctx.pause(min(left, _LOOK_S))
-    _require_tokens(ctx, control)
-    serving.require_serving(ctx, control)
+    _require_tokens(ctx, serving.control_of(ctx))
+    serving.require_serving(ctx)
     return "the service still generates, in the same process"
 
 

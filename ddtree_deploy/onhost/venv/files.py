@@ -94,13 +94,9 @@ class Files:
         if info is None:
             return Entry(path, "absent")
         common: dict[str, Any] = {
-            "mode": stat.S_IMODE(info.st_mode),
-            "uid": info.st_uid,
-            "gid": info.st_gid,
-            "nlink": info.st_nlink,
-            "atime_ns": info.st_atime_ns,
-            "mtime_ns": info.st_mtime_ns,
+            key: getattr(info, f"st_{key}") for key in ("uid", "gid", "nlink", "atime_ns", "mtime_ns")
         }
+        common["mode"] = stat.S_IMODE(info.st_mode)
         if stat.S_ISLNK(info.st_mode):
             target = self.disk.readlink(path)
             return Entry(
