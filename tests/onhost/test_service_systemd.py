@@ -40,10 +40,6 @@ with (root / "calls").open("a") as f:
     f.write(" ".join(args) + "\\n")
 state = json.loads((root / "state.json").read_text())
 if args[0] == "show":
-    d = root / "units" / (args[1] + ".d")
-    state.setdefault("FragmentPath", str(root / "units" / args[1]))
-    paths = sorted(d.glob("*.conf")) if d.is_dir() else []
-    state.setdefault("DropInPaths", " ".join(str(p) for p in paths))
     names = args[2].split("=", 1)[1].split(",")
     print("\\n".join(f"{{n}}={{state[n]}}" for n in names if n in state))
 elif args[0] in state.get("fails", []):
@@ -69,6 +65,7 @@ else:
     drop_ins = sorted(d.glob("*.conf")) if d.is_dir() else []
     texts = [p.read_text() for p in (root / "units" / "sglang.service", *drop_ins)]
     told = {{"LoadState": "loaded", "DropInPaths": [str(p) for p in drop_ins], "User": "root"}}
+    told["FragmentPath"] = str(root / "units" / "sglang.service")
     try:
         commands = []
         for line in unitfile.effective(texts, "ExecStart"):
@@ -82,6 +79,7 @@ else:
     files = unitfile.effective(texts, "EnvironmentFile")
     told["UnsetEnvironment"] = unitfile.effective(texts, "UnsetEnvironment")
     told["EnvironmentFiles"] = [[f.lstrip("-"), f.startswith("-")] for f in files]
+    told |= json.loads((root / "state.json").read_text()).get("held", {{}})
     print(json.dumps({{"type": "a{{sv}}", "data": [{{k: {{"data": v}} for k, v in told.items()}}]}}))
 """
 
@@ -291,10 +289,11 @@ def test_a_whole_command_replaces_even_a_wrapper(host: Host) -> None:
     [
         ({"LoadState": "not-found"}, "there is no unit sglang.service"),
         ({"NeedDaemonReload": "yes"}, "systemctl daemon-reload"),
-        ({"DropInPaths": "/etc/systemd/system/sglang.service.d/zzzzz.conf"}, "would win"),
+        ({"held": {"DropInPaths": ["/dev/zzzzz.conf"]}}, "would win"),
+        ({"held": {"FragmentPath": "/run/systemd/transient/x.service"}}, "made by systemd-run"),
     ],
 )
-def test_what_stands_in_the_way_is_said(host: Host, state: dict[str, str], words: str) -> None:
+def test_what_stands_in_the_way_is_said(host: Host, state: dict[str, Any], words: str) -> None:
     host.state(**state)
     assert words in host.control().describe().problem
 

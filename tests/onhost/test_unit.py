@@ -68,7 +68,7 @@ def test_a_look_that_fails_is_over_too(host: Host) -> None:
 @pytest.mark.parametrize("what", ["DropInPaths", "FragmentPath"])
 def test_half_a_unit_is_no_unit(host: Host, what: str) -> None:
     gone = str(host.root / "units" / "gone.conf")
-    host.state(**{what: gone})
+    host.state(held={what: [gone] if what == "DropInPaths" else gone})
     control = host.control(**EDITS)
     facts = control.describe()
     assert f"{gone} cannot be read" in facts.problem and facts.new_command == []
@@ -83,7 +83,7 @@ def test_our_drop_in_counts_before_systemd_has_read_it(host: Host) -> None:
     before = host.control().describe()
     host.drop_in.parent.mkdir()
     host.drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/ours\n")
-    host.state(DropInPaths="")
+    host.state(held={"DropInPaths": []})
     unread = host.control().describe()
     assert unread.command == ["/bin/ours"] and unread.digest != before.digest
     host.state()

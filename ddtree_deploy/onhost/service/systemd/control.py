@@ -25,6 +25,8 @@ from .launch import UnitLaunch
 from .manager import Command
 from .unit import DROP_IN
 
+TRANSIENT = "/run/systemd/transient/"
+
 
 class SystemdControl(UnitLaunch):
     """One unit of the system manager; needs root."""
@@ -51,8 +53,11 @@ class SystemdControl(UnitLaunch):
         state = shown.get("ActiveState", "")
         pid = int(shown.get("MainPID") or 0)
         command, new, problem, digest, differs = [], [], "", "", []
+        fragment, drop_ins = "", list[str]()
         try:
-            digest = base.digest(self._texts(shown, ours=True))
+            defined = self._defined()
+            fragment, drop_ins = defined.fragment, defined.drop_ins
+            digest = base.digest(self._texts(ours=True))
             command = self._loaded().argv
             new = self.masked(self.future_argv())
             problem = self._overruled()
@@ -66,11 +71,11 @@ class SystemdControl(UnitLaunch):
             pid=pid,
             command=self.masked(proc.argv(pid) or command),
             new_command=new,
-            definition=shown.get("FragmentPath", ""),
-            drop_ins=shown.get("DropInPaths", "").split(),
+            definition=fragment,
+            drop_ins=drop_ins,
             listening=proc.port_open(self.endpoint.port),
             container=where,
-            problem=self._problem(shown, where) or problem,
+            problem=self._problem(shown, where) or self._unfit(fragment, drop_ins) or problem,
             digest=digest,
             differs=differs,
         )
@@ -90,9 +95,14 @@ class SystemdControl(UnitLaunch):
                 f"{self.unit} was changed on disk since systemd read it: run `systemctl daemon-reload` "
                 "(or undo the change) first, so that what runs is what the files say"
             )
-        later = [p for p in shown.get("DropInPaths", "").split() if Path(p).name > DROP_IN]
+        return ""
+
+    def _unfit(self, fragment: str, drop_ins: list[str]) -> str:
+        later = [p for p in drop_ins if Path(p).name > DROP_IN]
         if later:
             return f"drop-in {later[0]} sorts after ours ({DROP_IN}) and would win"
+        if fragment.startswith(TRANSIENT):
+            return f"{self.unit} was made by systemd-run and is gone once it is stopped: give it a unit file"
         return ""
 
     def environment(self) -> dict[str, str]:
@@ -113,7 +123,9 @@ class SystemdControl(UnitLaunch):
 
     def owner(self) -> str:
         try:
-            return self.service.user or self._show().get("User", "")
+            defined = self._defined()
+            # A dynamic user is there as long as its service runs; this one has no more rights.
+            return self.service.user or ("nobody" if defined.properties.get("DynamicUser") else defined.user)
         except ServiceError:
             return self.service.user
 
@@ -153,7 +165,7 @@ class SystemdControl(UnitLaunch):
     def _log_file(self) -> Path | None:
         """Where StandardOutput= writes, when not to the journal."""
         try:
-            lines = unitfile.effective(self._texts(self._show(), ours=True), "StandardOutput")
+            lines = unitfile.effective(self._texts(ours=True), "StandardOutput")
         except ServiceError:
             return None
         match = re.match(r"(?:file|append|truncate):(/.*)", lines[-1]) if lines else None
@@ -196,10 +208,10 @@ class SystemdControl(UnitLaunch):
             return
         try:
             with self.one_look():
-                shown, before = self._show(), self._base()
                 command, own = self._future()
                 overruled = self._overruled()
-                told = self._told(shown, *before)
+                told = self._told(*self._base())
+                fragment = self._defined().fragment
         except ServiceError as e:
             raise StepFailed(f"launch: {e}") from e
         if overruled:
@@ -208,12 +220,9 @@ class SystemdControl(UnitLaunch):
         text = unitfile.drop_in(line, self.service.launch.env, ctx.plan.run, told)
         self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
         # Not more open than the unit, which may hold a key.
-        mode = Path(shown["FragmentPath"]).stat().st_mode & 0o644
+        mode = Path(fragment).stat().st_mode & 0o644
         durable.replace(self.drop_in, text.encode(), mode)
         self._reload()
-        paths = self._show().get("DropInPaths", "").split()
-        if not paths or paths[-1] != str(self.drop_in):
-            raise StepFailed(f"systemd does not read {self.drop_in} last: {' '.join(paths) or 'no drop-ins'}")
         self._check_read(command, own)
 
     def _check_read(self, command: Command, own: list[str]) -> None:
@@ -222,6 +231,9 @@ class SystemdControl(UnitLaunch):
             held = self._defined()
         except ServiceError as e:
             raise StepFailed(f"launch: {e}") from e
+        if held.drop_ins[-1:] != [str(self.drop_in)]:
+            last = " ".join(held.drop_ins) or "no drop-ins"
+            raise StepFailed(f"systemd does not read {self.drop_in} last: {last}")
         if held.commands != [command]:
             read = "; ".join(masking.shown(c.argv, self.secrets.values()) for c in held.commands)
             meant = masking.shown(command.argv, self.secrets.values())

@@ -65,7 +65,7 @@ class UnitLaunch(Unit):
         defined = self._defined()
         if str(self.drop_in) not in defined.drop_ins:
             return self._only(defined.commands), defined.own_environment
-        texts = self._texts(self._show(), ours=False)
+        texts = self._texts(ours=False)
         told = unitfile.replaced(self.drop_in.read_text(errors="surrogateescape"))
         if told:
             before = json.loads(told)
@@ -73,9 +73,9 @@ class UnitLaunch(Unit):
                 return Command(*before["command"]), before["environment"]
         return self._read(texts, defined)  # changed since, or our drop-in is an older version's
 
-    def _told(self, shown: dict[str, str], command: Command, own: list[str]) -> str:
+    def _told(self, command: Command, own: list[str]) -> str:
         """`_base`, for the next time, when systemd holds our drop-in."""
-        unit = base.digest(self._texts(shown, ours=False))
+        unit = base.digest(self._texts(ours=False))
         words = [command.path, command.argv, command.flags]
         return json.dumps({"unit": unit, "command": words, "environment": own})
 

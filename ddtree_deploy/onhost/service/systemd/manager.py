@@ -62,6 +62,10 @@ class Definition:
         return [Command(path, argv, flags) for path, argv, flags, *_ in told]
 
     @property
+    def fragment(self) -> str:
+        return str(self.properties.get("FragmentPath", ""))
+
+    @property
     def drop_ins(self) -> list[str]:
         return list(self.properties.get("DropInPaths", []))
 

@@ -18,7 +18,7 @@ from . import manager, unitfile
 DROP_IN = "zzzz-ddtree-deploy.conf"
 _SHOWN = [
     "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus",
-    "Result", "FragmentPath", "DropInPaths", "User", "NeedDaemonReload",
+    "Result", "User", "NeedDaemonReload",
 ]  # fmt: skip
 GUARD = "zzzz-ddtree-deploy-guard.conf"  # sorts before ours, after everybody else's
 
@@ -71,9 +71,10 @@ class Unit(ServiceControl):
             if not self._looks:
                 self._seen, self._definition = {}, None
 
-    def _texts(self, shown: dict[str, str], *, ours: bool) -> list[str]:
+    def _texts(self, *, ours: bool) -> list[str]:
         """The unit file and its drop-ins in order, with or without our own; never the boot guard's."""
-        paths = [shown.get("FragmentPath", ""), *shown.get("DropInPaths", "").split()]
+        defined = self._defined()
+        paths = [defined.fragment, *defined.drop_ins]
         if ours and self.drop_in.exists() and str(self.drop_in) not in paths:
             paths.append(str(self.drop_in))
         texts = []
@@ -111,7 +112,7 @@ class Unit(ServiceControl):
 
         A boot reads it. systemd at work reads it with the launch, which is put before any file is changed.
         """
-        own = unitfile.effective(self._texts(self._show(), ours=True), "ExecStartPre")
+        own = unitfile.effective(self._texts(ours=True), "ExecStartPre")
         self.guard.parent.mkdir(mode=0o755, exist_ok=True)
         durable.replace(self.guard, unitfile.guard(argv, own, run).encode(errors="surrogateescape"), 0o644)
 
