@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..context import Context, StepSkipped, UndoFailed
-from ..service import serving, stopping
+from ..context import Context, StepFailed, StepSkipped, UndoFailed
+from ..programs.site_probe import ProbeError
+from ..service import imports, serving, stopping
+from ..service.base import ServiceControl
 from ..service.ready import wait_ready
 
 
@@ -28,6 +30,7 @@ def do(ctx: Context) -> str:
         stalled_after_s=float(ctx.option("stalled_after_s", service.start_stalled_after_s)),
         limit_s=float(ctx.option("limit_s", service.start_limit_s)),
     )
+    code = _code(ctx, control)
     footprint = control.footprint()
     ctx.result(
         started=True,
@@ -36,7 +39,15 @@ def do(ctx: Context) -> str:
         members=sorted(list(key) for key in footprint.members),
         ports=sorted(footprint.ports),
     )
-    return said
+    return "; ".join(filter(None, [said, code]))
+
+
+def _code(ctx: Context, control: ServiceControl) -> str:
+    """The process that was started imports what was installed."""
+    try:
+        return imports.check(ctx, control, imports.planned(ctx), next_start=False)
+    except ProbeError as error:
+        raise StepFailed(f"the venv's Python does not answer: {error}") from None
 
 
 def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
