@@ -40,6 +40,7 @@ if first is not None:
 found = {
     "purelib": sysconfig.get_paths()["purelib"],
     "prefix": sys.prefix,
+    "stdlib": os.path.dirname(os.__file__),
     "python": list(sys.version_info[:3]),
     "cache": getattr(sys, "pycache_prefix", None) or "",
     "packages": {},
@@ -118,6 +119,7 @@ class Site:
     packages: dict[str, Package]
     noise: str = ""  # the first line on stderr: a broken .pth file shows here
     prefix: str = ""
+    stdlib: str = ""
     cache: str = ""  # where it keeps its bytecode, if not beside the sources
     modules: dict[str, str] = field(default_factory=dict)  # top-level name -> folder or file; "" = none
 
@@ -159,6 +161,7 @@ def ask_as(
         packages,
         errors[0] if errors else "",
         os.path.realpath(value["prefix"]),
+        os.path.realpath(value["stdlib"]),
         value["cache"],
         {name: place and os.path.realpath(place) for name, place in value["modules"].items()},
     )

@@ -180,14 +180,12 @@ def _places(planned: Site) -> list[str]:
 
 def _ask(way: _Way, package: str, names: set[str]) -> Site:
     call = way.call
+    try:
+        person = _as(way.uid, call.command[0])
+    except OSError as error:
+        raise ProbeError(str(error)) from error
     return site_probe.ask_as(
-        call.command,
-        package,
-        names,
-        first=call.first,
-        env=call.env,
-        cwd=call.folder,
-        **_as(way.uid, call.command[0]),
+        call.command, package, names, first=call.first, env=call.env, cwd=call.folder, **person
     )
 
 
@@ -218,6 +216,7 @@ def _different(planned: Site, found: Site, names: set[str]) -> str:
         "Python": (".".join(map(str, planned.python_version)), ".".join(map(str, found.python_version))),
         "site-packages": (planned.purelib, found.purelib),
         "its prefix": (planned.prefix, found.prefix),
+        "its standard library": (planned.stdlib, found.stdlib),
         "its bytecode": (planned.cache or "beside the sources", found.cache or "beside the sources"),
     }
     for name, place in sorted(planned.modules.items()):

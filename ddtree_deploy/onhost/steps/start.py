@@ -8,7 +8,7 @@ from typing import Any
 from ..context import Context, StepFailed, StepSkipped, UndoFailed
 from ..programs.site_probe import ProbeError
 from ..service import imports, serving, stopping
-from ..service.base import ServiceControl
+from ..service.base import Footprint, ServiceControl
 from ..service.ready import wait_ready
 
 
@@ -18,7 +18,8 @@ def do(ctx: Context) -> str:
     undone = serving.undone_record(ctx)
     if undone is not None and not undone.active:
         raise StepSkipped(f"the service was not running before {ctx.plan.undoes}, and stays down")
-    before = control.footprint()
+    # Who came to the port of an adopted service that is down is not the service.
+    before = Footprint() if control.stranger([]) else control.footprint()
     stopping.wait_gone(ctx, control, before, limit_s=10.0, kill=False)  # a start must not race a leftover
     record = serving.record_of(ctx)
     ctx.intent(was_active=record.active if record else True)
@@ -56,7 +57,7 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     control = serving.control_of(ctx)
     if not control.started():
         return
-    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True)
+    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True, undoing=True)
 
 
 def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
