@@ -123,17 +123,7 @@ def script_words(path: str) -> list[str]:
 
 def shebang(path: str) -> str:
     """The interpreter a script names; `/usr/bin/env bash` gives `bash`. Empty for a binary or no file."""
-    words = shebang_words(path)
+    words = " ".join(script_words(path)).split()
     if len(words) > 1 and PurePosixPath(words[0]).name == "env":
         return next((w for w in words[1:] if not w.startswith("-")), "")
     return words[0] if words else ""
-
-
-def shebang_words(path: str) -> list[str]:
-    """The words of a script's first line, split at blanks; none for a binary or no file."""
-    try:
-        with Path(path).open("rb") as f:
-            line = f.readline(256)
-    except OSError:
-        return []
-    return line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []

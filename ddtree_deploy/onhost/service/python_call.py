@@ -109,7 +109,7 @@ def _env(rest: list[str], env: dict[str, str], folder: str) -> tuple[list[str], 
 
 def _script(program: str, env: dict[str, str], folder: str) -> PythonCall:
     """A program that is a script: of Python's, if its first line says so."""
-    words = command_line.shebang_words(program)
+    words = " ".join(command_line.script_words(program)).split()
     if not words:
         raise Unknown(f"{program} is no Python and no script of it")
     if PurePosixPath(words[0]).name == "env":
