@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ddtree_deploy.onhost.context import StepFailed
 from ddtree_deploy.onhost.programs import site_probe
 from ddtree_deploy.onhost.service import imports, proc
 from ddtree_deploy.onhost.service.base import Footprint
@@ -458,3 +459,24 @@ def test_what_a_sandbox_puts_in_the_place_of_the_venv_is_refused(
 def test_the_names_that_a_plan_installs() -> None:
     refs = ["site:tiny", "site:tiny/x.py", "site:one.py", "site:tiny-1.0.dist-info/RECORD", "sglang:srt/x.py"]
     assert site_probe.tops([*refs, "site:hook.pth"]) == {"tiny", "one"}
+
+
+@pytest.mark.parametrize(
+    ("action", "next_start", "code"),
+    [("rollout", True, 6), ("verify", True, 6), ("rollout", False, 0), ("rollback", True, None)],
+)
+def test_case_31_other_code_fails_preflight_and_the_start_but_bars_no_way_back(
+    venv: Host, old: Host, action: str, next_start: bool, code: int | None
+) -> None:
+    control: Any = server(old, pids=(os.getpid(),))
+    control.mask = lambda text: text
+    plan = SimpleNamespace(action=action, package_dir=str(venv.package), targets=[], python=venv.python)
+    ctx: Any = SimpleNamespace(plan=plan)
+    planned = imports.planned(ctx)
+    if code is None:
+        assert str(old.package) in imports.check(ctx, control, planned, next_start=next_start)
+        return
+    with pytest.raises(StepFailed) as failed:
+        imports.check(ctx, control, planned, next_start=next_start)
+    assert failed.value.exit_code == code
+    assert "site-packages is " in failed.value.reason and f"planned for {venv.site}" in failed.value.reason
