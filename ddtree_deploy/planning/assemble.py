@@ -91,9 +91,11 @@ def fields_of(release: Release | None) -> dict[str, Any]:
     }
 
 
-def check_service(known: Known, *, accept_drift: bool = False) -> None:
-    """The service of hosts.yaml can be driven (no container, no wrapper, ...), and runs as it is defined.
+def check_service(known: Known, *, accept_drift: bool = False, back: bool = False) -> None:
+    """The service of hosts.yaml can be driven (no container, no wrapper, ...), runs as it is defined, and
+    imports the code of the venv.
 
+    back: a way back is never barred by other code; it is told of in the warnings.
     Raises InputError, DriftError.
     """
     service = known.facts.service
@@ -106,6 +108,11 @@ def check_service(known: Known, *, accept_drift: bool = False) -> None:
             f"what runs is not what a start would give now: {'; '.join(service.differs)}",
             "restart the service (or undo the change) and look at it, then the same command again; "
             "or the same with --accept-drift",
+        )
+    if service.other_code and not back:
+        raise known.drift(
+            service.other_code,
+            f"correct `python:` of {known.name} in hosts.yaml, or how the service is started on the host",
         )
 
 
@@ -156,6 +163,8 @@ def _warnings(known: Known) -> list[str]:
     """What of the host a person should know before saying yes."""
     host, facts = known.host, known.facts
     found = list(facts.warnings)
+    if facts.service is not None:
+        found += [text for text in (facts.service.other_code, *facts.service.warnings) if text]
     if facts.lock.held:
         found.append(f"locked by run {facts.lock.run} of {facts.lock.who} since {facts.lock.since}")
     if facts.orphan is not None:

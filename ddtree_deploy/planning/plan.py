@@ -83,7 +83,7 @@ def make_rollback(
         undone = of_run or (last.run if last else "")
         further = f"further back: ddtree-deploy releases {name}, then rollback {name} --to RELEASE"
         return NothingToDo(name, f"already back: {undone} is not live, {live} is; {further}")
-    check_service(known, accept_drift=options.accept_drift)
+    check_service(known, accept_drift=options.accept_drift, back=True)
     way = going_back.to_release(known, to) if to else going_back.one_step(known)
     targets, files = restores(known, way.sources, options.accept_drift)
     return assemble(

@@ -60,7 +60,7 @@ class Lab:
 
     def command(self, *flags: str) -> list[str]:
         fixed = ["--port", str(self.port), "--fake-control", str(self.mood_file)]
-        return [sys.executable, "-S", str(FAKE), *fixed, *flags]
+        return [sys.executable, str(FAKE), *fixed, *flags]
 
     def service(self, kind: str = "supervised", **changes: Any) -> Service:
         data: dict[str, Any] = {

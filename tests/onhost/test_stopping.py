@@ -54,6 +54,9 @@ class Control:
     def processes(self) -> Footprint:
         return Footprint(members=self.members)
 
+    def stranger(self, argv: list[str]) -> str:
+        return ""
+
     def mask(self, text: str) -> str:
         return text
 
@@ -177,6 +180,37 @@ def test_who_holds_a_port_is_named_instead(
     assert f"process {os.getpid()} (" in failed.value.reason
     assert f"on port {PORT}" in failed.value.reason and "is held" not in failed.value.reason
     assert signals == [], "it is none of the service's"
+
+
+def test_case_26_with_kill_a_stranger_on_the_port_gets_no_signal(
+    clock: Clock, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(monkeypatch, clock, {os.getpid()}, 100.0)
+    with pytest.raises(StepFailed) as failed:
+        wait_gone(clock, Control(), Footprint(), kill=True)
+    assert f"process {os.getpid()} (" in failed.value.reason
+    assert "no process of the service" in failed.value.reason
+    assert "kill: true" not in failed.value.reason, "it would not help"
+    assert signals == []
+
+
+@pytest.mark.parametrize("holders", [{1}, set()], ids=["seen", "unseen"])
+def test_case_26_an_undo_leaves_a_port_to_the_stranger_that_holds_it(
+    clock: Clock, signals: Signals, monkeypatch: pytest.MonkeyPatch, holders: set[int]
+) -> None:
+    held(monkeypatch, clock, holders, 100.0)
+    said = wait_gone(clock, Control(), Footprint(), kill=True, undoing=True)
+    assert said == "what is left is not the service's"
+    assert signals == []
+
+
+def test_case_26_an_undo_kills_its_own_and_leaves_the_stranger(
+    clock: Clock, signals: Signals, monkeypatch: pytest.MonkeyPatch, child: tuple[int, int]
+) -> None:
+    held(monkeypatch, clock, {os.getpid()}, 100.0)
+    with pytest.raises(StepFailed, match=f"process {child[0]} "):
+        wait_gone(clock, Control(child), Footprint(), kill=True, undoing=True)
+    assert {pid for _, pid, _ in signals} == {child[0]}
 
 
 @pytest.mark.usefixtures("no_ports")

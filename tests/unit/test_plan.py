@@ -370,6 +370,22 @@ def test_a_service_that_can_not_be_driven_is_bad_input(kit: Kit) -> None:
     )
 
 
+def test_case_31_a_service_that_imports_other_code_is_refused_and_the_way_back_is_not_barred(
+    kit: Kit,
+) -> None:
+    found = kit.world.facts(HOST, None).service
+    assert found is not None
+    other = "the service imports other code than planned: site-packages is /old, planned for /new"
+    service = replace(found, other_code=other, warnings=["who listens is unknown"])
+    error = kit.refused(lambda: kit.rollout(service=service))
+    assert (error.exit_code, error.message) == (6, other)
+    assert "correct `python:` of ct129" in error.next_command
+    kit.apply(kit.rollout())
+    back = kit.rollback(service=service)
+    assert isinstance(back, PlanResult)
+    assert {other, "who listens is unknown"} <= set(back.changes.warnings)
+
+
 def test_a_service_that_the_playbook_would_not_stop(kit: Kit) -> None:
     write(
         kit.folder,

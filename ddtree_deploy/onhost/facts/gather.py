@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..programs import systemctl
+from ..programs import site_probe, systemctl
 from ..state import layout, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
@@ -33,7 +33,7 @@ def main(request: bytes) -> int:
         if asked.protocol != PROTOCOL:
             raise ProtocolError(f"protocol {asked.protocol}, this is {PROTOCOL}")
         facts = gather(asked)
-    except (ProtocolError, site_facts.ProbeError, OSError, ValueError) as error:
+    except (ProtocolError, site_probe.ProbeError, OSError, ValueError) as error:
         print(f"facts: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     print("\n" + FACTS_MARK + pack(facts), flush=True)
@@ -43,21 +43,22 @@ def main(request: bytes) -> int:
 def gather(asked: FactsRequest) -> Facts:
     """Raises ProbeError when the interpreter cannot say where its packages are."""
     python = sys.executable
-    site = site_facts.ask(python, asked.package)
+    modules = site_probe.tops(asked.refs)
+    site = site_probe.ask(python, asked.package, modules)
     package = site.packages.get(asked.package)
     folder = package.folder if package else ""
     state = layout.state_dir(asked.state_dir)
     site_dir = layout.site_dir(state, site.purelib)
     for place in (site_dir, *site_dir.parents):
         if place.exists() and not place.is_dir():
-            raise site_facts.ProbeError(f"state_dir: {place} on the host is not a folder")
+            raise site_probe.ProbeError(f"state_dir: {place} on the host is not a folder")
     installed = releases.installed(site_dir)
     files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
     kept = [Kept(*line) for line in releases.line_of_live(site_dir)]
     owned = {p for room in ("files", "changed") for p in (installed or {}).get(room, {})}
     owned |= {p for line in kept for p in line.paths}
     bases = sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*"))
-    service = _service(asked, site_dir)
+    service = _service(asked, site_dir, site, modules)
     gpus, gpu_problem = host_facts.gpus()
     warnings = [f"the venv's Python complains at its start: {site.noise[:200]}"] if site.noise else []
     warnings += [gpu_problem] if gpu_problem else []
@@ -107,15 +108,26 @@ def gather(asked: FactsRequest) -> Facts:
     )
 
 
-def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:
+def _service(
+    asked: FactsRequest, site_dir: Path, site: site_probe.Site, modules: set[str]
+) -> ServiceFacts | None:
+    from ..context import StepFailed
+    from ..service import imports, listener
     from ..service.base import ServiceError
     from ..service.kind import control
 
     if asked.service is None:
         return None
     try:
-        return control(asked.service, site_dir, {}).describe()
-    except ServiceError as error:
+        driven = control(asked.service, site_dir, {})
+        facts = listener.described(driven)
+        if facts.problem:
+            return facts
+        found = imports.look(driven, site, asked.package, modules, next_start=True)
+        unknown = [driven.mask(found.unknown)] if found.unknown else []
+        other = driven.mask(found.other)
+        return dataclasses.replace(facts, other_code=other, warnings=[*facts.warnings, *unknown])
+    except (ServiceError, StepFailed) as error:
         return ServiceFacts(asked.service.kind, "absent", problem=str(error))
 
 

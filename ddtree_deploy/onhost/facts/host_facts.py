@@ -7,10 +7,10 @@ import platform
 import re
 from pathlib import Path
 
+from ..programs.site_probe import MARK
 from ..service import gpu_memory, proc
 from ..wire.facts import Gpu, Process
 from ..wire.masking import escape
-from .site_facts import MARK
 
 
 def os_name() -> str:

@@ -101,6 +101,18 @@ class ServiceControl(ABC):
         """The server's command line after the edits, secrets included. Raises ServiceError."""
 
     @abstractmethod
+    def working_folder(self) -> str:
+        """The working folder that the server is started in. Raises ServiceError."""
+
+    def mounts(self) -> dict[str, str]:
+        """Place -> the setting by which the server sees something else there than we do; "": the same."""
+        return {}
+
+    def socket_unit(self) -> str:
+        """The socket unit of systemd that listens for the service; "" for none."""
+        return ""
+
+    @abstractmethod
     def processes(self) -> Footprint:
         """Processes of the service now, without their sockets; empty when it does not run."""
 

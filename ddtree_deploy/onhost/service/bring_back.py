@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..context import Context, StepFailed, UndoFailed
-from . import gpu_memory, serving, stopping
+from . import gpu_memory, listener, serving, stopping
 from .base import Record, ServiceControl, ServiceError
 from .ready import wait_ready
 
@@ -27,16 +27,16 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
             ctx.progress("the old service still runs")
             return
         ctx.progress("the old service was asked to end: it is started again")
-    stranger = control.stranger(before.argv)
-    if stranger:  # it came after our stop, and is not ours to end
-        raise UndoFailed(f"the old service cannot start: {stranger}; end it by hand")
-    # Whatever is half stopped or half started has to be gone first.
-    stopping.stop(
-        ctx,
-        control,
-        limit_s=float(ctx.option("limit_s", service.stop_limit_s)),
-        kill=bool(ctx.option("kill", service.stop_kill)),
-    )
+    if stranger := control.stranger(before.argv):  # it came after our stop, and is not ours to end
+        ctx.progress(f"{stranger}; the old service is started all the same")
+    else:  # whatever is half stopped or half started has to be gone first
+        stopping.stop(
+            ctx,
+            control,
+            limit_s=float(ctx.option("limit_s", service.stop_limit_s)),
+            kill=bool(ctx.option("kill", service.stop_kill)),
+            undoing=True,
+        )
     control.restore_launch(ctx, folder)
     try:  # the new one's memory has to be back, too; whether it is enough the start itself shows
         gpu_memory.wait_free(ctx, set(intents[0].get("gpus", [])), gpu_memory.fraction_of(before.argv))
@@ -44,9 +44,13 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
         ctx.progress(e.reason)
     control.start(ctx)
     if before.generated:
-        said = wait_ready(
-            ctx, control, stalled_after_s=service.start_stalled_after_s, limit_s=service.start_limit_s
-        )
+        try:
+            said = wait_ready(
+                ctx, control, stalled_after_s=service.start_stalled_after_s, limit_s=service.start_limit_s
+            )
+        except StepFailed as e:
+            held = stranger or listener.look(control)[0]
+            raise UndoFailed("; ".join(filter(None, [e.reason, held]))) from e
         ctx.progress(f"the old service {said}")
 
 

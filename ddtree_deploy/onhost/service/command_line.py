@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from ..wire.masking import is_flag, values_end
 from ..wire.protocol import Launch
 
-_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox"}
+SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox"}
 _CONTAINERS = {"docker", "podman", "nerdctl", "apptainer", "singularity", "kubectl", "ctr", "crictl"}
 # Programs that end in exec() of the rest of their command line.
-_PREFIXES = {"env", "numactl", "taskset", "nice", "ionice", "chrt", "setsid", "nohup", "stdbuf", "exec"}
+PREFIXES = {"env", "numactl", "taskset", "nice", "ionice", "chrt", "setsid", "nohup", "stdbuf", "exec"}
 
 
 def _matches(word: str, flag: str) -> bool:
@@ -85,12 +85,12 @@ def wrapper(argv: list[str]) -> str:
     if not rest:
         return "the command line is empty"
     name = PurePosixPath(rest[0]).name
-    if name in _SHELLS:
+    if name in SHELLS:
         return f"it runs through a shell ({name})"
     if name in _CONTAINERS:
         return f"it runs a container ({name})"
     interpreter = shebang(rest[0])
-    if interpreter and PurePosixPath(interpreter).name in _SHELLS:
+    if interpreter and PurePosixPath(interpreter).name in SHELLS:
         return f"{rest[0]} is a shell script"
     return ""
 
@@ -98,10 +98,16 @@ def wrapper(argv: list[str]) -> str:
 def strip_prefixes(argv: list[str]) -> list[str]:
     """Without `env K=V`, `numactl --x`, `nice -n 5` and the like in front."""
     rest = list(argv)
-    while rest and PurePosixPath(rest[0]).name in _PREFIXES:
+    while rest and PurePosixPath(rest[0]).name in PREFIXES:
+        rest = strip_prefix(rest)
+    return rest
+
+
+def strip_prefix(argv: list[str]) -> list[str]:
+    """Without the first word, its flags, and what looks like their values."""
+    rest = argv[1:]
+    while rest and (is_flag(rest[0]) or "=" in rest[0] or re.fullmatch(r"-?[\d,x-]+", rest[0])):
         rest = rest[1:]
-        while rest and (is_flag(rest[0]) or "=" in rest[0] or re.fullmatch(r"-?[\d,x-]+", rest[0])):
-            rest = rest[1:]
     return rest
 
 
@@ -117,14 +123,7 @@ def script_words(path: str) -> list[str]:
 
 def shebang(path: str) -> str:
     """The interpreter a script names; `/usr/bin/env bash` gives `bash`. Empty for a binary or no file."""
-    try:
-        with Path(path).open("rb") as f:
-            line = f.readline(256)
-    except OSError:
-        return ""
-    if not line.startswith(b"#!"):
-        return ""
-    words = line[2:].decode(errors="replace").split()
+    words = " ".join(script_words(path)).split()
     if len(words) > 1 and PurePosixPath(words[0]).name == "env":
         return next((w for w in words[1:] if not w.startswith("-")), "")
     return words[0] if words else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..wire.masking import escape, mask_argv
 
 PROC = Path("/proc")
 _LISTEN = "0A"
+_MAPPED = b"\0" * 10 + b"\xff\xff"  # before an IPv4 address in an IPv6 one
 # Children that SGLang's processes spawn show these instead of the server's command line.
 _INTERNAL = re.compile(r"^sglang::|multiprocessing\.(spawn|resource_tracker|forkserver)")
 
@@ -137,13 +139,26 @@ def bytes_read(pids: Iterable[int]) -> int:
 
 def listening_inodes() -> dict[str, int]:
     """Socket inode -> TCP port, of every listening socket in this network namespace, IPv4 and IPv6."""
-    found: dict[str, int] = {}
+    return {inode: port for inode, port, _ in listening()}
+
+
+def listening(pid: int | str = "self") -> list[tuple[str, int, bytes]]:
+    """(socket inode, TCP port, address in network order) of all that listens in a process's network."""
+    found = []
     for name in ("tcp", "tcp6"):
-        for line in text("net", name).splitlines()[1:]:
+        for line in text(pid, f"net/{name}").splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN:
-                found[fields[9]] = int(fields[1].rsplit(":", 1)[1], 16)
+                address, _, port = fields[1].rpartition(":")
+                found.append((fields[9], int(port, 16), _address(address)))
     return found
+
+
+def _address(digits: str) -> bytes:
+    """From hexadecimal digits, each 32 bits of it in the machine's order."""
+    words = [bytes.fromhex(digits[i : i + 8]) for i in range(0, len(digits), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return raw.removeprefix(_MAPPED) if len(raw) == 16 else raw
 
 
 def _sockets(pid: int) -> set[str]:
@@ -165,7 +180,11 @@ def sockets_of(pids: set[int]) -> set[tuple[int, str]]:
 
 def holders(port: int) -> set[int]:
     """Processes that listen on this port; empty also when they may not be seen (see `port_open`)."""
-    inodes = {inode for inode, p in listening_inodes().items() if p == port}
+    return holding({inode for inode, p in listening_inodes().items() if p == port})
+
+
+def holding(inodes: set[str]) -> set[int]:
+    """Processes that have one of these sockets open, as far as they may be seen."""
     return {pid for pid in pids() if _sockets(pid) & inodes} if inodes else set()
 
 

@@ -33,22 +33,31 @@ def drain(ctx: Context, endpoint: Endpoint, bound_s: float) -> str:
         ctx.pause(min(1.0, bound_s))
 
 
-def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool) -> str:
+def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool, undoing: bool = False) -> str:
     """Stop the service, wait until its processes and ports are gone. Idempotent.
 
-    Leftovers are ended by pid only with `kill`. Raises StepFailed naming each process that is left.
+    Leftovers are ended by pid only with `kill`; who holds a port and is none of the service's, never. An undo
+    leaves such a port to its holder, and names it. Raises StepFailed naming each process that is left.
     """
     before = control.footprint()
     if ctx.lock is not None:
         ctx.lock.starts(False)
     downtime.begin(ctx)
     control.terminate()
-    after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill)
+    after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill, undoing=undoing)
     count = len(before.members)
     return f"{count} process{'' if count == 1 else 'es'} ended, {after}"
 
 
-def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit_s: float, kill: bool) -> str:
+def wait_gone(
+    ctx: Context,
+    control: ServiceControl,
+    before: Footprint,
+    *,
+    limit_s: float,
+    kill: bool,
+    undoing: bool = False,
+) -> str:
     """Returns once nothing of `before`, of the service now, or on its ports is left."""
     began = time.monotonic()
     ports = sorted(before.ports | {control.endpoint.port})
@@ -59,19 +68,21 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
         waited = time.monotonic() - began
         if not left:  # only now the costly looks over all processes
             busy = held_ports(before, control.endpoint.port)
-            left = {pid for pid, _ in control.processes().members}
-            left |= {pid for holders in busy.values() for pid in holders}
+            # Of an adopted service all that was seen is gone: who came to its port since is not the service.
+            left = set() if control.stranger([]) else {pid for pid, _ in control.processes().members}
             if not left and not busy:
                 text = ", ".join(map(str, ports))
                 return f"port {text} is free" if len(ports) == 1 else f"ports {text} are free"
+            if not left and undoing and (all(busy.values()) or waited > limit_s):
+                ctx.progress(leftovers(control, left, busy, waited, False))
+                return "what is left is not the service's"
         if waited > _CHILDREN_S and not asked and before.main not in left:
             asked = True
             _signal(before, left, signal.SIGTERM)
         if waited > limit_s:
-            if not kill or killed:
-                raise StepFailed(
-                    leftovers(control, left, busy or held_ports(before, control.endpoint.port), waited, kill)
-                )
+            if killed or not (kill and left):
+                busy = busy or held_ports(before, control.endpoint.port)
+                raise StepFailed(leftovers(control, left, busy, waited, killed))
             killed, began = True, time.monotonic()
             limit_s = 10.0
             for pid in sorted(left):
@@ -93,15 +104,17 @@ def held_ports(before: Footprint, endpoint: int) -> dict[int, set[int]]:
 def leftovers(
     control: ServiceControl, left: set[int], busy: dict[int, set[int]], waited: float, killed: bool
 ) -> str:
-    """One line that names what is still there."""
+    """One line that names what is still there: `left` of the service, and who holds its ports."""
+    others = {pid for holders in busy.values() for pid in holders} - left
     parts = [f"process {pid} ({proc.command(pid, 200)})" for pid in sorted(left)]
+    parts += [
+        f"process {pid} ({proc.command(pid, 200)}), no process of the service" for pid in sorted(others)
+    ]
     parts += [f"port {port} is held" for port, holders in sorted(busy.items()) if not holders]
     ports = ", ".join(str(port) for port in sorted(busy))
     text = f"still there after {waited:.0f} s: {'; '.join(parts)}" + (f" on port {ports}" if ports else "")
-    text += (
-        "; SIGKILL did not end it" if killed else "; end it by hand, or allow it with `stop: {kill: true}`"
-    )
-    return control.mask(text)
+    by_hand = "end it by hand" + (", or allow it with `stop: {kill: true}`" if left else "")
+    return control.mask(f"{text}; {'SIGKILL did not end it' if killed else by_hand}")
 
 
 def _signal(before: Footprint, left: set[int], sig: signal.Signals) -> None:

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 from ..context import Context, StepFailed
-from ..facts import host_facts, site_facts
-from ..service import command_line, serving
+from ..facts import host_facts
+from ..programs.site_probe import ProbeError, Site
+from ..service import command_line, imports, listener, serving
 from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
@@ -31,9 +32,11 @@ def do(ctx: Context) -> str:
     """All checks, cheap ones first."""
     seen = [_drift(ctx), _disk(ctx)]
     service = _service(ctx)
-    seen += [_interpreter(ctx), _gpus(ctx), _alone(ctx, service)]
+    site = _interpreter(ctx)
+    seen += [_versions(ctx, site), _gpus(ctx), _alone(ctx, service)]
     if service is not None:
-        seen.append(_models(ctx))
+        seen += [_models(ctx), imports.check(ctx, serving.control_of(ctx), site, next_start=True)]
+        seen += service.warnings
     return "; ".join(s for s in seen if s)
 
 
@@ -106,13 +109,13 @@ def _disk(ctx: Context) -> str:
     return f"{least // 1024**2} MiB free"
 
 
-def _interpreter(ctx: Context) -> str:
+def _interpreter(ctx: Context) -> Site:
     """The venv's Python still finds site-packages and the package where the plan says."""
     plan = ctx.plan
     package = os.path.basename(plan.package_dir)
     try:
-        site = site_facts.ask(plan.python, package or "sglang")
-    except site_facts.ProbeError as error:
+        site = imports.planned(ctx)
+    except ProbeError as error:
         raise StepFailed(f"the venv's Python does not answer: {error}") from None
     if site.purelib != plan.site:
         raise StepFailed(
@@ -122,6 +125,12 @@ def _interpreter(ctx: Context) -> str:
     if package and (found is None or os.path.realpath(found.folder) != os.path.realpath(plan.package_dir)):
         where = found.folder if found else "nowhere"
         raise StepFailed(f"{package} is at {where}, planned for {plan.package_dir}", exit_code=6)
+    return site
+
+
+def _versions(ctx: Context, site: Site) -> str:
+    package = os.path.basename(ctx.plan.package_dir)
+    found = site.packages.get(package)
     version = f", {package} {found.version}" if found and found.version != "?" else ""
     return f"Python {'.'.join(map(str, site.python_version))}{version}"
 
@@ -132,7 +141,7 @@ def _service(ctx: Context) -> ServiceFacts | None:
         return None
     control = serving.control_of(ctx)
     with control.one_look():
-        facts = control.describe()
+        facts = listener.described(control)
         if facts.problem:
             raise StepFailed(f"service {ctx.plan.service.name}: {facts.problem}")
         if facts.differs and ctx.plan.action in ("rollout", "rollback") and not ctx.plan.accept_drift:

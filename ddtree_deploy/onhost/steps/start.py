@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..context import Context, StepSkipped, UndoFailed
-from ..service import serving, stopping
+from ..context import Context, StepFailed, StepSkipped, UndoFailed
+from ..programs.site_probe import ProbeError
+from ..service import imports, serving, stopping
+from ..service.base import Footprint, ServiceControl
 from ..service.ready import wait_ready
 
 
@@ -16,7 +18,8 @@ def do(ctx: Context) -> str:
     undone = serving.undone_record(ctx)
     if undone is not None and not undone.active:
         raise StepSkipped(f"the service was not running before {ctx.plan.undoes}, and stays down")
-    before = control.footprint()
+    # Who came to the port of an adopted service that is down is not the service.
+    before = Footprint() if control.stranger([]) else control.footprint()
     stopping.wait_gone(ctx, control, before, limit_s=10.0, kill=False)  # a start must not race a leftover
     record = serving.record_of(ctx)
     ctx.intent(was_active=record.active if record else True)
@@ -28,6 +31,7 @@ def do(ctx: Context) -> str:
         stalled_after_s=float(ctx.option("stalled_after_s", service.start_stalled_after_s)),
         limit_s=float(ctx.option("limit_s", service.start_limit_s)),
     )
+    code = _code(ctx, control)
     footprint = control.footprint()
     ctx.result(
         started=True,
@@ -36,7 +40,15 @@ def do(ctx: Context) -> str:
         members=sorted(list(key) for key in footprint.members),
         ports=sorted(footprint.ports),
     )
-    return said
+    return "; ".join(filter(None, [said, code]))
+
+
+def _code(ctx: Context, control: ServiceControl) -> str:
+    """The process that was started imports what was installed."""
+    try:
+        return imports.check(ctx, control, imports.planned(ctx), next_start=False)
+    except ProbeError as error:
+        raise StepFailed(f"the venv's Python does not answer: {error}") from None
 
 
 def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
@@ -45,7 +57,7 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     control = serving.control_of(ctx)
     if not control.started():
         return
-    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True)
+    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True, undoing=True)
 
 
 def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:

@@ -18,12 +18,13 @@ def do(ctx: Context) -> str:
         busy = stopping.held_ports(Footprint(), control.endpoint.port)
         left = {pid for pid, _ in control.processes().members}
         if busy or left:
-            left |= {pid for holders in busy.values() for pid in holders}
             raise StepFailed(
                 "the service is not running, but something of it is "
                 + stopping.leftovers(control, left, busy, 0.0, False)
             )
         raise StepSkipped("the service was not running")
+    if stranger := control.stranger(before.argv):
+        raise StepFailed(f"{stranger}, which is not the service that was recorded")
     pids = {pid for pid, _ in control.processes().members}
     gpus, all_back = gpu_memory.used_by(pids), gpu_memory.free_without(pids)
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))

@@ -45,6 +45,8 @@ class ServiceFacts:
     problem: str = ""  # one line; empty when the service can be driven
     digest: str = ""  # sha256 of what defines the launch (unit + drop-ins, or record), to notice a move
     differs: list[str] = field(default_factory=list)  # what runs, where that is not what a start would give
+    other_code: str = ""  # how the code that it imports is another than that of the host's `python`
+    warnings: list[str] = field(default_factory=list)  # what cannot be known of it, and the like
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,9 @@ class ProcessControl(ServiceControl):
     def future_argv(self) -> list[str]:
         return self._edited(self.definition()).argv
 
+    def working_folder(self) -> str:
+        return self._edited(self.definition()).cwd or "/"
+
     def running_argv(self) -> list[str]:
         main = self._main()
         return proc.argv(main.pid) if main else []

@@ -115,6 +115,9 @@ class SystemdControl(UnitLaunch):
         command, own = self._future()
         return self._argv(command, own)
 
+    def working_folder(self) -> str:
+        return self._defined().folder()
+
     def running_argv(self) -> list[str]:
         try:
             return proc.argv(int(self._show().get("MainPID") or 0))

@@ -12,7 +12,7 @@ from ...state import durable
 from ...venv.disk import sync
 from ...wire.protocol import Service
 from ..base import ServiceControl, ServiceError
-from . import manager, unitfile
+from . import manager, sandbox, unitfile
 
 # Drop-ins are read in the order of their file names, whatever folder they are in.
 DROP_IN = "zzzz-ddtree-deploy.conf"
@@ -86,6 +86,19 @@ class Unit(ServiceControl):
                 except OSError as e:
                     raise ServiceError(f"{path} cannot be read: {e.strerror}") from e
         return texts
+
+    def socket_unit(self) -> str:
+        try:
+            names = systemctl.show(self.unit, ["TriggeredBy"]).get("TriggeredBy", "").split()
+        except SystemctlError as e:
+            raise ServiceError(str(e)) from e
+        return next((name for name in names if name.endswith(".socket")), "")
+
+    def mounts(self) -> dict[str, str]:
+        try:
+            return sandbox.mounts(systemctl.show(self.unit, sandbox.SHOWN))
+        except SystemctlError as e:
+            raise ServiceError(str(e)) from e
 
     def _reload(self) -> None:
         self._seen, self._definition = {}, None
