@@ -23,6 +23,7 @@ from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import ask_facts, run_dir_of
 from ddtree_deploy.running.rollout import Emitter, Session, completed, of_end
+from ddtree_deploy.running.sight import Sight
 from ddtree_deploy.ssh import known_hosts
 
 
@@ -35,38 +36,38 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
     view = console.choose(json_lines)
     begun = time.monotonic()
     emit = Emitter(view, host.name)
-    session = Session(host)
-    with Interrupts() as interrupts:
+    session, sight = Session(host), Sight()
+
+    def work() -> Outcome:
+        link = session.dial()
+        facts = ask_facts(link, host, facts_request(host, None))
+        emit.run = _run_to_follow(host, facts, record)
+        emit.launched = True
+        emit.resume(record)
+        follower = Follower(
+            host=host,
+            run_dir=run_dir_of(facts, emit.run),
+            python=facts.python,
+            connect=session.dial,
+            emit=emit,
+            interrupts=interrupts,
+            sight=sight,
+        )
         try:
-            link = session.dial()
-            facts = ask_facts(link, host, facts_request(host, None))
-            emit.run = _run_to_follow(host, facts, record)
-            emit.launched = True
-            emit.resume(record)
-            follower = Follower(
-                host=host,
-                run_dir=run_dir_of(facts, emit.run),
-                python=facts.python,
-                connect=session.dial,
-                emit=emit,
-                interrupts=interrupts,
-            )
-            try:
-                outcome = of_end(host.name, "attach", follower.attach(link))
-            except GateFailed as error:
-                raise _never_began(host, emit.run, error) from error
-        except DeployError as error:
-            error.host = error.host or host.name
-            outcome = Outcome.of_error(error, host.name, "attach")
-        finally:
-            session.close()
-    return completed(outcome, emit, session, begun).exit_code
+            return of_end(host.name, "attach", follower.attach(link))
+        except GateFailed as error:
+            raise _never_began(host, emit.run, error, sight) from error
+
+    with Interrupts() as interrupts:
+        outcome = sight.settle(host.name, "attach", interrupts, work)
+        return completed(outcome, emit, session, begun).exit_code
 
 
-def _never_began(host: Host, run: str, error: GateFailed) -> DeployError:
+def _never_began(host: Host, run: str, error: GateFailed, sight: Sight) -> DeployError:
     """A run of our record whose folder is not on the host: its controller ended before it was sent."""
     if f"{run}/runner.pyz" not in error.message:
         return error
+    sight.end()
     return InputError(
         f"run {run} is not on the host: it never began there, or is long over",
         stage="attach",
@@ -95,8 +96,8 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
     host = _single(inputs.load_hosts(hosts).resolve(target), "recover")
     view = console.choose(json_lines)
     emit = Emitter(view, host.name)
-    begun = time.monotonic()
-    with Interrupts(), ssh.connect(host) as link:
+    begun, sight = time.monotonic(), Sight()
+    with Interrupts() as interrupts, ssh.connect(host) as link:
         facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held:
             held = f"run {facts.lock.run} of {facts.lock.who} holds the host since {facts.lock.since}"
@@ -106,7 +107,12 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
             outcome.reason = "there is nothing to recover"
         else:
             emit.run = facts.orphan.run
-            outcome = recover_orphan(host, link, facts, facts.orphan.run, emit)
+            outcome = sight.settle(
+                host.name,
+                "recover",
+                interrupts,
+                lambda: recover_orphan(host, link, facts, emit.run, emit, sight),
+            )
     outcome.seconds = round(time.monotonic() - begun, 3)
     outcome.next_command = f"ddtree-deploy status {host.name}"
     view.outcome(outcome)
@@ -132,8 +138,8 @@ def unlock(
     host = _single(inputs.load_hosts(hosts).resolve(target), "unlock")
     view = console.choose(json_lines)
     emit = Emitter(view, host.name)
-    begun = time.monotonic()
-    with Interrupts(), ssh.connect(host) as link:
+    begun, sight = time.monotonic(), Sight()
+    with Interrupts() as interrupts, ssh.connect(host) as link:
         facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held and not force:
             force_it = f", or end it and put the host back: ddtree-deploy unlock {host.name} --force"
@@ -141,7 +147,12 @@ def unlock(
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})
-            outcome = unlocking.force(host, link, facts, wait, emit)
+            outcome = sight.settle(
+                host.name,
+                "unlock",
+                interrupts,
+                lambda: unlocking.force(host, link, facts, wait, emit, sight),
+            )
         else:
             outcome = Outcome(host.name, "unlock", 0, verdict="pass", state=STATE_UNTOUCHED)
             outcome.reason = "nobody holds the host"

@@ -10,6 +10,7 @@ import pytest
 from ddtree_deploy.errors import ContactLost
 from ddtree_deploy.running import unlocking
 from ddtree_deploy.running.recovery import recover_orphan
+from ddtree_deploy.running.sight import Sight
 
 
 class _Link:
@@ -33,9 +34,9 @@ def test_an_interrupt_once_the_host_has_begun_says_that_it_goes_on(command: str)
     link: Any = _Link()
     with pytest.raises(ContactLost) as caught:
         if command == "recover":
-            recover_orphan(host, link, facts, "r1", lambda event: None)
+            recover_orphan(host, link, facts, "r1", lambda event: None, Sight())
         else:
-            unlocking.force(host, link, facts, 5, lambda event: None)
+            unlocking.force(host, link, facts, 5, lambda event: None, Sight())
     assert caught.value.exit_code == 8
     assert caught.value.render() == (
         f"ct129: {command}: interrupted: contact lost; the host goes on by itself; "
