@@ -27,6 +27,7 @@ MARKS = {
     "inconclusive": ("?", "?", "yellow"),
     "skipped": ("-", "-", "dim"),
     "undone": ("↺", "<", "cyan"),
+    "checked": ("↺", "<", "cyan"),
 }
 SPINNERS = ("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\")
 VERDICT = len("inconclusive")
@@ -116,13 +117,14 @@ class LiveView:
         return row
 
     def _undo(self, name: str, event: Event) -> None:
-        row = self._row(f"{event.get('what', 'undo')} {name}")
+        what = event.get("what", "undo")
+        row = self._row(f"{what} {name}")
         phase = event.get("phase")
         if phase == "start":
             row.verdict, row.begun = "", time.monotonic()
         else:
             row.seconds = time.monotonic() - row.begun if row.begun else 0.0
-            row.verdict = "undone" if phase == "done" else "fail"
+            row.verdict = "fail" if phase != "done" else "undone" if what == "undo" else "checked"
         row.text = safe(event.get("reason", ""), 300)
 
     def _fit(self, text: str) -> str:
