@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import resource
 import select
 import shutil
@@ -266,8 +267,9 @@ def insert(box: Box, at: int, name: str, command: list[str], action: str = "roll
     file.write_text(yaml.safe_dump(playbook, sort_keys=False))
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1", "C"])
+@pytest.mark.parametrize(
+    ("encoding", "fails"), [("ascii", False), ("ascii:strict", True), ("latin-1", False), ("C", True)]
+)
 @pytest.mark.parametrize("shown", ["plain", "--json", "40 columns", "100 columns"])
 def test_case_35_what_steps_say_in_other_letters_is_escaped_at_every_step(
     box: Box, shown: str, encoding: str, fails: bool
@@ -286,7 +288,8 @@ def test_case_35_what_steps_say_in_other_letters_is_escaped_at_every_step(
     if shown == "plain":
         assert run.seen.count(b"it\\u2019s") >= 5
     if columns:
-        assert b"x no" in run.seen if fails else b"+ unlock" in run.seen
+        drawn = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", run.seen)
+        assert (b"x no" if fails else b"+ unlock") in drawn
 
 
 # ---- other commands, fleets, and what is broken from the first ------------------------------------------
