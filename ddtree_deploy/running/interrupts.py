@@ -52,5 +52,5 @@ class Interrupts:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             # An impatient CI system sends more: those must not take the place of the exit code.
-            ended = self.count or self.held
+            ended = self.count or self.held or self._hung_up
             signal.signal(number, signal.SIG_IGN if ended else handler)  # type: ignore[arg-type]

@@ -65,6 +65,15 @@ class RunRecord:
         self._journal.write(json.dumps(event, separators=(",", ":")) + "\n")
         self._journal.flush()
 
+    def abandon(self) -> None:
+        """No more is written: what there is stays, as of a run whose end was not seen."""
+        with contextlib.suppress(OSError):
+            if self._journal is not None:
+                self._journal.close()
+        if self._resumed:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
+
     def summary(self, data: dict[str, Any]) -> None:
         """Write the outcome and close the journal. Of a resumed run only if its end was seen now."""
         if self._journal is not None:

@@ -83,7 +83,8 @@ class Emitter:
         try:
             write(self.record)
         except Exception as error:
-            self.record = None  # also without its summary: `attach` can complete it
+            self.record.abandon()  # also without its summary: `attach` can complete it
+            self.record = None
             self.incomplete = getattr(error, "strerror", "") or str(error) or type(error).__name__
 
 

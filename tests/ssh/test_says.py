@@ -130,7 +130,8 @@ def start(box: Box, *words: str, terminal: int = 0, **env: str) -> Watched:
     if terminal:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, terminal, 0, 0))
-        argv = ["setsid", "--ctty", "--wait", *argv]  # ours is the terminal that can be closed on it
+        # With a terminal of its own that can be closed on it, also where our own parent ignores that signal.
+        argv = ["env", "--default-signal=HUP", "setsid", "--ctty", "--wait", *argv]
         process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, **how)
         os.close(theirs)
         return Watched(box, process, ours, -1)
