@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +11,14 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+from ddtree_deploy import streams
 from ddtree_deploy.commands import evidence, gates, inspect, recover, sandbox, sweep
-from ddtree_deploy.commands.failures import complain, error_event
+from ddtree_deploy.commands.failures import error_event
 from ddtree_deploy.commands.run import rollback, rollout
 from ddtree_deploy.errors import DeployError, Interrupted
 from ddtree_deploy.inputs.payload import digest_lines
-from ddtree_deploy.running import next_command
+from ddtree_deploy.running import next_command, sight
+from ddtree_deploy.running.complaint import bug, complain
 
 app = typer.Typer(
     name="ddtree-deploy",
@@ -37,7 +36,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib import metadata
 
-        typer.echo(f"ddtree-deploy {metadata.version('ddtree-deploy')}")
+        print(f"ddtree-deploy {metadata.version('ddtree-deploy')}")
         raise typer.Exit
 
 
@@ -78,7 +77,7 @@ def payload_digest(
     ],
 ) -> int:
     """Print the lines `base:` and `result:` that payload.yaml needs for a patch of an upstream file."""
-    typer.echo(digest_lines(patch, upstream), nl=False)
+    print(digest_lines(patch, upstream), end="")
     return 0
 
 
@@ -96,6 +95,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code; every error is one line on stderr."""
     words = sys.argv[1:] if arguments is None else arguments
     next_command.remember(words)
+    sight.forget()
     try:
         # Not `app(...)`: that has its own ways with an interrupt and a closed pipe.
         with get_command(app).make_context("ddtree-deploy", list(words)) as context:
@@ -105,24 +105,28 @@ def run(arguments: list[str] | None = None) -> int:
     except DeployError as error:
         complain(error.render())
         if "--json" in words:
-            typer.echo(json.dumps(error_event(error)))
-        return error.exit_code
+            print(json.dumps(error_event(error)))
+        return sight.exit_code(error.exit_code)
     except (KeyboardInterrupt, EOFError):
-        complain(Interrupted("interrupted", state="nothing was touched").render())
-        return Interrupted.exit_code
-    except (BrokenPipeError, SystemExit):  # rich makes the one of the other; nothing else raises that here
-        # Whoever read our output (head, less) has gone; the flush at exit must not complain.
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
-        return 0
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename:
-            return _bug(error)
-        complain(f"the output is incomplete: {error.strerror}")
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115, PTH123
-        return 1
-    except Exception as error:
-        return _usage(error) if hasattr(error, "format_message") else _bug(error)
+        state = "the host goes on by itself" if sight.known() else "nothing was touched"
+        complain(Interrupted("interrupted", state=state).render())
+        return sight.exit_code(Interrupted.exit_code)
+    except BaseException as error:
+        if hasattr(error, "format_message"):
+            return _usage(error)
+        found = bug(error)
+        complain(found.render())
+        return sight.exit_code(found.exit_code)
     return code if isinstance(code, int) else 0
+
+
+def finished(code: int) -> int:
+    """The exit code once all is written. Lost output is a failure, but where `code` tells of hosts."""
+    why = streams.lost()
+    if why:
+        complain(f"the output is incomplete: {why}")
+        return sight.exit_code(code or 1)
+    return code
 
 
 def _usage(error: Any) -> int:
@@ -130,22 +134,9 @@ def _usage(error: Any) -> int:
     message = str(error.format_message()).strip()
     if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed instead
         if message:
-            typer.echo(message)
+            print(message)
         return 2
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "ddtree-deploy"
     complain(f"{message.rstrip('.')}; nothing was touched; next: {command} --help")
     return 2
-
-
-def _bug(error: Exception) -> int:
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="ddtree-deploy-bug-", suffix=".log", delete=False, encoding="utf-8"
-    ) as log:
-        log.write(f"ddtree-deploy {sys.argv[1:]}\nPython {sys.version}\n\n{traceback.format_exc()}")
-    what = str(error).strip().splitlines()
-    complain(
-        f"unexpected {type(error).__name__}: {what[0] if what else 'no message'}; this is a bug, the "
-        f"traceback is in {log.name}; next: ddtree-deploy status (a run that had begun goes on by itself)"
-    )
-    return 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ddtree_deploy.onhost.wire.masking import escape
 
 
@@ -28,7 +30,9 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time span for people: 0.4 s, 75 s, 12 min 05 s."""
+    """A time span for people: 0.4 s, 75 s, 12 min 05 s; `?` for what is none."""
+    if not math.isfinite(seconds):
+        return "?"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:

@@ -52,9 +52,7 @@ def report(
     found = bundle.load(_folder(run, hosts))
     path = output or Path(f"report-{found['run']}.html")
     html.write(found, path, next_command=f"ddtree-deploy report {run} -o FILE")
-    typer.echo(
-        f"{path}: {found['host']} {found['action']} {found['verdict']}, {path.stat().st_size // 1000} kB"
-    )
+    print(f"{path}: {found['host']} {found['action']} {found['verdict']}, {path.stat().st_size // 1000} kB")
 
 
 def list_runs(
@@ -67,10 +65,10 @@ def list_runs(
     rows = history.rows(runs, host)
     if json_lines:
         for row in rows:
-            typer.echo(json.dumps(asdict(row)))
+            print(json.dumps(asdict(row)))
         return
     if not rows:
-        typer.echo(f"no run{' on ' + host if host else ''} is recorded in {runs}")
+        print(f"no run{' on ' + host if host else ''} is recorded in {runs}")
         return
     _table(
         ("run", "host", "action", "payload", "verdict", "exit", "at", "host was left", "took"),
@@ -88,10 +86,10 @@ def show(run: Run = "last", hosts: Hosts = None, json_bundle: Json = False) -> N
     """Show one run: its steps, verdicts and figures; with --json the whole evidence bundle."""
     found = bundle.load(_folder(run, hosts))
     if json_bundle:
-        typer.echo(json.dumps(found, indent=1))
+        print(json.dumps(found, indent=1))
         return
     for line in describe(found):
-        typer.echo(line)
+        print(line)
     _table(
         ("step", "verdict", "took", "why"),
         [
@@ -101,7 +99,7 @@ def show(run: Run = "last", hosts: Hosts = None, json_bundle: Json = False) -> N
     )
     rows = figure_rows(found["measurements"])
     if rows:
-        typer.echo("")
+        print()
         _table(("figure", "before", "after"), rows)
 
 
@@ -143,10 +141,10 @@ def compare(first: Run, second: Run, hosts: Hosts = None, json_lines: Json = Fal
     found = diff.compare(one, two)
     if json_lines:
         for difference in found:
-            typer.echo(json.dumps(asdict(difference)))
+            print(json.dumps(asdict(difference)))
         return
     if not found:
-        typer.echo(f"{one['run']} and {two['run']} differ in nothing but their time")
+        print(f"{one['run']} and {two['run']} differ in nothing but their time")
         return
     _table(
         ("", "field", one["run"], two["run"], "change"),
@@ -172,7 +170,7 @@ def import_baseline(  # noqa: PLR0917
     """Make a baseline file from a table of accept lengths."""
     data = baselines.import_table(table, model=model, draft=draft, source=source, note=note)
     made = baselines.dump(data, output)
-    typer.echo(f"{output}: {len(made.entries)} figures for {made.model} with {made.draft}")
+    print(f"{output}: {len(made.entries)} figures for {made.model} with {made.draft}")
 
 
 def _folder(run: str, hosts: Path | None) -> Path:
@@ -202,4 +200,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(table)
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

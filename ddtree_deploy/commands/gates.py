@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from ddtree_deploy.commands import inputs
+from ddtree_deploy.commands.failures import error_event
 from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
 from ddtree_deploy.commands.run import start
-from ddtree_deploy.errors import GateFailed, InputError
+from ddtree_deploy.errors import DeployError, GateFailed, InputError, gravest
 from ddtree_deploy.inputs.inventory import Host, Inventory
 from ddtree_deploy.inputs.playbook import Playbook, Step
 from ddtree_deploy.inputs.playbook_schema import GOLDEN
@@ -28,6 +29,7 @@ from ddtree_deploy.planning import plan_gates
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import fleet
+from ddtree_deploy.running.complaint import complain
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Record
 
@@ -88,10 +90,17 @@ def record_golden(
     book = measuring(playbook, chosen, "golden", bench=None)
 
     done = run(inventory, target, book, json_lines)
+    codes = [done.exit_code]
     for host, outcome in zip(chosen, done.outcomes, strict=False):
         if outcome.exit_code == 0:
-            print(_keep(inventory, host, outcome, output, json_lines))
-    return done.exit_code
+            try:
+                print(_keep(inventory, host, outcome, output, json_lines))
+            except DeployError as error:  # one file less; what the hosts said is no less true
+                if json_lines:
+                    print(json.dumps(error_event(error)))
+                complain(error.render())
+                codes.append(error.exit_code)
+    return gravest(codes)
 
 
 def _keep(inventory: Inventory, host: Host, outcome: Outcome, output: Path | None, json_lines: bool) -> str:

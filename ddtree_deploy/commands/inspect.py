@@ -8,11 +8,9 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-import typer
-
 from ddtree_deploy import ssh
 from ddtree_deploy.commands import inputs
-from ddtree_deploy.commands.failures import complain, error_event
+from ddtree_deploy.commands.failures import error_event
 from ddtree_deploy.commands.options import (
     AcceptDrift,
     AnyTarget,
@@ -32,6 +30,7 @@ from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.planning.plan import make_rollout
 from ddtree_deploy.running import releases_report
+from ddtree_deploy.running.complaint import complain
 from ddtree_deploy.running.remote import ask_facts
 from ddtree_deploy.running.rollout import who
 from ddtree_deploy.running.status import describe, lines_of
@@ -134,7 +133,7 @@ def known_of(host: Host, payload: Payload | None, *, contents: bool = False) -> 
 
 def _tell(json_lines: bool, event: str, host: Host, data: dict[str, Any], text: str) -> None:
     """What was found: as an event, or in words."""
-    typer.echo(json.dumps({"e": event, "host": host.name, "run": "", **data}) if json_lines else text)
+    print(json.dumps({"e": event, "host": host.name, "run": "", **data}) if json_lines else text)
 
 
 def _each(hosts: list[Host], one: Callable[[Host], None], json_lines: bool) -> int:
@@ -147,6 +146,6 @@ def _each(hosts: list[Host], one: Callable[[Host], None], json_lines: bool) -> i
             error.host = error.host or host.name
             codes.append(error.exit_code)
             if json_lines:
-                typer.echo(json.dumps(error_event(error)))
+                print(json.dumps(error_event(error)))
             complain(error.render())
     return gravest(codes)

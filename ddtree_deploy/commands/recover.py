@@ -23,7 +23,11 @@ from ddtree_deploy.running.record import Record
 from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import ask_facts, run_dir_of
 from ddtree_deploy.running.rollout import Emitter, Session, completed, of_end, since
+from ddtree_deploy.running.sight import Sight
 from ddtree_deploy.ssh import known_hosts
+
+Settle = Callable[[Callable[[Sight], Outcome]], Outcome]  # work on the host, whose outcome is settled
+Act = Callable[[ssh.Link, Facts, Emitter, Settle], Outcome]
 
 
 def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int:
@@ -35,38 +39,38 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
     view = console.choose(json_lines)
     begun = time.monotonic()
     emit = Emitter(view, host.name)
-    session = Session(host)
-    with Interrupts() as interrupts:
+    session, sight = Session(host), Sight()
+
+    def work() -> Outcome:
+        link = session.dial()
+        facts = ask_facts(link, host, facts_request(host, None))
+        emit.run = _run_to_follow(host, facts, record)
+        emit.launched = True
+        emit.resume(record)
+        follower = Follower(
+            host=host,
+            run_dir=run_dir_of(facts, emit.run),
+            python=facts.python,
+            connect=session.dial,
+            emit=emit,
+            interrupts=interrupts,
+            sight=sight,
+        )
         try:
-            link = session.dial()
-            facts = ask_facts(link, host, facts_request(host, None))
-            emit.run = _run_to_follow(host, facts, record)
-            emit.launched = True
-            emit.resume(record)
-            follower = Follower(
-                host=host,
-                run_dir=run_dir_of(facts, emit.run),
-                python=facts.python,
-                connect=session.dial,
-                emit=emit,
-                interrupts=interrupts,
-            )
-            try:
-                outcome = of_end(host.name, "attach", follower.attach(link))
-            except GateFailed as error:
-                raise _never_began(host, emit.run, error) from error
-        except DeployError as error:
-            error.host = error.host or host.name
-            outcome = Outcome.of_error(error, host.name, "attach")
-        finally:
-            session.close()
-    return completed(outcome, emit, session, begun).exit_code
+            return of_end(host.name, "attach", follower.attach(link))
+        except GateFailed as error:
+            raise _never_began(host, emit.run, error, sight) from error
+
+    with Interrupts() as interrupts:
+        outcome = sight.settle(host.name, "attach", interrupts, work)
+        return completed(outcome, emit, session, begun).exit_code
 
 
-def _never_began(host: Host, run: str, error: GateFailed) -> DeployError:
+def _never_began(host: Host, run: str, error: GateFailed, sight: Sight) -> DeployError:
     """A run of our record whose folder is not on the host: its controller ended before it was sent."""
     if f"{run}/runner.pyz" not in error.message:
         return error
+    sight.end()
     return InputError(
         f"run {run} is not on the host: it never began there, or is long over",
         stage="attach",
@@ -94,24 +98,28 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
     """Finish or undo what a dead run left on a host."""
     host = inputs.single(inputs.load_hosts(hosts).resolve(target), "recover")
 
-    def act(link: ssh.Link, facts: Facts, emit: Emitter) -> Outcome:
+    def act(link: ssh.Link, facts: Facts, emit: Emitter, settle: Settle) -> Outcome:
         if facts.lock.held:
             lives = f"{unlocking.in_words(facts.lock)}: it lives, there is nothing to recover"
             raise unlocking.refuse(host, "recover", lives)
         if facts.orphan is None:
             return Outcome.nothing(host.name, "recover", "there is nothing to recover")
-        emit.run = facts.orphan.run
-        return recover_orphan(host, link, facts, facts.orphan.run, emit)
+        run = emit.run = facts.orphan.run
+        return settle(lambda sight: recover_orphan(host, link, facts, run, emit, sight))
 
-    return _on(host, json_lines, act)
+    return _on(host, "recover", json_lines, act)
 
 
-def _on(host: Host, json_lines: bool, act: Callable[[ssh.Link, Facts, Emitter], Outcome]) -> int:
+def _on(host: Host, command: str, json_lines: bool, act: Act) -> int:
     """Do something on a host as it is now, and show what came of it."""
-    begun = time.monotonic()
+    begun, sight = time.monotonic(), Sight()
     emit = Emitter(console.choose(json_lines), host.name)
-    with Interrupts(), ssh.connect(host) as link:
-        outcome = act(link, ask_facts(link, host, facts_request(host, None)), emit)
+    with Interrupts() as interrupts, ssh.connect(host) as link:
+
+        def settle(work: Callable[[Sight], Outcome]) -> Outcome:
+            return sight.settle(host.name, command, interrupts, lambda: work(sight))
+
+        outcome = act(link, ask_facts(link, host, facts_request(host, None)), emit, settle)
     outcome.seconds = since(begun)
     emit.view.outcome(outcome)
     return outcome.exit_code
@@ -135,21 +143,21 @@ def unlock(
     """Show who holds a host, since when, at which step; with --force, end that run."""
     host = inputs.single(inputs.load_hosts(hosts).resolve(target), "unlock")
 
-    def act(link: ssh.Link, facts: Facts, emit: Emitter) -> Outcome:
+    def act(link: ssh.Link, facts: Facts, emit: Emitter, settle: Settle) -> Outcome:
         if facts.lock.held and not force:
             force_it = f", or end it and put the host back: ddtree-deploy unlock {host.name} --force"
             raise unlocking.refuse(host, "unlock", unlocking.in_words(facts.lock), force_it)
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})
-            return unlocking.force(host, link, facts, wait, emit)
+            return settle(lambda sight: unlocking.force(host, link, facts, wait, emit, sight))
         outcome = Outcome.nothing(host.name, "unlock", "nobody holds the host")
         if facts.orphan is not None:
             outcome.reason += f"; run {facts.orphan.run} ended without a verdict"
             outcome.next_command = f"ddtree-deploy recover {host.name}"
         return outcome
 
-    return _on(host, json_lines, act)
+    return _on(host, "unlock", json_lines, act)
 
 
 def trust(

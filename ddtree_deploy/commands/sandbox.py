@@ -57,9 +57,9 @@ def up(  # noqa: PLR0917
         fresh_service=fresh_service,
     )
     if json_lines:
-        typer.echo(json.dumps({"e": "sandbox", **found.to_dict()}))
+        print(json.dumps({"e": "sandbox", **found.to_dict()}))
     else:
-        typer.echo("next: ddtree-deploy rollout sandbox")
+        print("next: ddtree-deploy rollout sandbox")
 
 
 def down(
@@ -69,7 +69,7 @@ def down(
     """End every process of the sandbox; its venv and models stay unless --purge is given."""
     from ddtree_deploy import sandbox
 
-    sandbox.down(folder=folder, say=typer.echo, purge=purge)
+    sandbox.down(folder=folder, say=print, purge=purge)
 
 
 def status(folder: Folder = FOLDER, json_lines: Json = False) -> None:
@@ -78,12 +78,12 @@ def status(folder: Folder = FOLDER, json_lines: Json = False) -> None:
 
     found = sandbox.status(folder=folder, say=_say(json_lines))
     if json_lines:
-        typer.echo(json.dumps({"e": "sandbox", **found.to_dict()}))
+        print(json.dumps({"e": "sandbox", **found.to_dict()}))
     raise typer.Exit(0 if found.ssh and found.venv == "ready" and found.service else 1)
 
 
 def _say(json_lines: bool) -> Callable[[str], None]:
     def say(line: str) -> None:
-        typer.echo(line, err=json_lines)
+        print(line, file=sys.stderr if json_lines else sys.stdout)
 
     return say

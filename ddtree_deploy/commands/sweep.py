@@ -10,10 +10,11 @@ import typer
 
 from ddtree_deploy.commands import gates, inputs
 from ddtree_deploy.commands.options import Hosts, Json, Measuring, Target, Yes
-from ddtree_deploy.errors import InputError
+from ddtree_deploy.errors import DeployError, InputError
 from ddtree_deploy.inputs.playbook import Step
 from ddtree_deploy.onhost.judge.sweep_table import CHAIN
 from ddtree_deploy.report import bundle
+from ddtree_deploy.running.complaint import bug, complain
 
 HEADER = ("concurrency", "budget", "tokens/s", "x chain", "interval", "accept length", "TTFT, ms", "TPOT, ms")
 
@@ -65,13 +66,17 @@ def sweep(  # noqa: PLR0917
     outcome = done.outcomes[0]
     result = outcome.results.get("sweep")
     if outcome.exit_code == 0 and result and not json_lines:
-        print("\n".join(lines(host.name, result)))
         from ddtree_deploy.report import html  # its libraries are needed for nothing else here
 
         path = output or Path(f"sweep-{outcome.run}.html")
-        found = bundle.load(bundle.find(bundle.runs_folder(inventory.file), outcome.run))
-        html.write(found, path, field="-o")
-        print(f"the plots: {path}")
+        try:
+            print("\n".join(lines(host.name, result)))
+            found = bundle.load(bundle.find(bundle.runs_folder(inventory.file), outcome.run))
+            html.write(found, path, field="-o")
+            print(f"the plots: {path}")
+        except Exception as error:  # what the host has said is no less true for it
+            why = (error if isinstance(error, DeployError) else bug(error)).message
+            complain(f"{path}: the plots were not written: {why}; next: ddtree-deploy report {outcome.run}")
     return done.exit_code
 
 

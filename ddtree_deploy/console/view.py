@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from pathlib import Path
 from typing import IO
 
 from ddtree_deploy.console.summary import fleet_lines, host_lines
-from ddtree_deploy.running import next_command
+from ddtree_deploy.running.complaint import complain
 from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.view import Event
 from ddtree_deploy.text import safe, span
@@ -28,7 +25,7 @@ class _Lines:
         self._out.flush()
 
     def _print(self, line: str) -> None:
-        self._out = show(line, self._out)
+        print(line, file=self._out, flush=True)
 
 
 class PlainView(_Lines):
@@ -84,20 +81,10 @@ class JsonView(_Lines):
         self._print(json.dumps(data, separators=(",", ":")))
 
 
-def show(line: str, out: IO[str]) -> IO[str]:
-    """Print a line. Returns where the next goes: a reader that has gone does not end our sight of a run."""
-    try:
-        print(line, file=out, flush=True)
-    except OSError:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  for the flush at exit
-        return sys.stdout
-    return out
-
-
 def print_error(outcome: Outcome) -> None:
     """The one line on stderr of an outcome that is an error of ours, not a verdict of the host."""
     if outcome.error:
-        print(f"ddtree-deploy: {safe(next_command.typed(outcome.error))}", file=sys.stderr, flush=True)
+        complain(outcome.error)
 
 
 def line_of(event: Event) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -36,8 +35,7 @@ def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
         if job.payload is None:  # no rollout
             return
         runs[host] = run
-        with contextlib.suppress(OSError):  # a convenience; the host's own state is the truth
-            job.record.set_last(Last(time, target, dict(runs)))
+        job.record.set_last(Last(time, target, dict(runs)))  # or `rollback` would take an earlier one
 
     for host in hosts:
         outcome = run_host(host, job, remember)

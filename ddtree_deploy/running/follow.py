@@ -5,16 +5,18 @@ The runner on the host does not need us. What is lost here is only sight of it, 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddtree_deploy.errors import ContactLost, DeployError, RollbackIncomplete, TransportError
+from ddtree_deploy.errors import ContactLost, DeployError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.protocol import HEARTBEAT_S
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.remote import explain_exec, parse_event
+from ddtree_deploy.running.sight import Sight
 from ddtree_deploy.ssh import Link, LinkLost, Stream, StreamEnded, transport_error
 from ddtree_deploy.text import safe, size
 
@@ -53,7 +55,9 @@ class Follower:
     emit: Emit
     interrupts: Interrupts
     patience: Patience = field(default_factory=Patience)
+    sight: Sight = field(default_factory=Sight)
     offset: int = 0  # bytes of whole journal lines seen
+    _heard: bool = False  # a line of the follower on the host: it writes one before it starts a runner
     _told: bool = False  # the host has our interrupt
     _down_until: float = 0.0  # the host said that it goes down; until then its silence is no surprise
 
@@ -67,23 +71,26 @@ class Follower:
         Raises:
             TransportError, GateFailed, InputError: nothing was started.
             ContactLost: it runs, and we cannot or shall not see it.
-            RollbackIncomplete: the runner ended without a verdict.
         """
         try:
             stream.send(cargo[:-1])
-            self.interrupts.hold()
-            stream.send(cargo[-1:])
         except LinkLost as error:
             rc = stream.exit_status(5.0) if link.alive else None
             if rc is None:
                 raise transport_error(self.host, "launch", f"{error}; nothing was started") from error
-            raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
+            return self._follow(link, stream, launching=True)  # it has ended by itself, and perhaps said why
+        self.interrupts.hold()
+        self.sight.begin()
+        with contextlib.suppress(LinkLost):  # it may have arrived; who follows finds out
+            stream.send(cargo[-1:])
         self.emit({"e": "sent", "bytes": len(cargo), "text": f"{size(len(cargo))}: plan and payload"})
-        return self._follow(link, stream)
+        return self._follow(link, stream, launching=True)
 
     def attach(self, link: Link) -> dict[str, Any]:
-        """Follow a run that was started before, from `offset`. Returns and raises as `launch`."""
+        """Follow a run that was started before, from `offset`. Returns and raises as `launch`; GateFailed,
+        InputError: there is nothing to be followed that way."""
         self.interrupts.hold()
+        self.sight.begin()
         return self._follow(link, self._open(link))
 
     def _open(self, link: Link) -> Stream:
@@ -91,14 +98,16 @@ class Follower:
         command = link.command(self.python, "-I", "-S", runner, "follow", self.run_dir, str(self.offset))
         return link.stream(command, stage="follow")
 
-    def _follow(self, link: Link, stream: Stream) -> dict[str, Any]:
+    def _follow(self, link: Link, stream: Stream, *, launching: bool = False) -> dict[str, Any]:
         ended_at = -1
         try:
             while True:
                 try:
                     return self._watch(stream)
                 except _Ended as ended:
-                    if self.offset == 0:
+                    if not self._heard:
+                        if launching:  # else: who follows has not found it; whether it goes on is not known
+                            self.sight.end()
                         raise explain_exec(self.host, "launch", ended.rc, b"", ended.err) from None
                     why = self._why_ended(ended, again=self.offset == ended_at)
                     ended_at = self.offset
@@ -108,6 +117,7 @@ class Follower:
                     {"e": "disconnected", "reason": why, "text": f"{why}; the run goes on, reconnecting"}
                 )
                 link.close()
+                launching = False
                 link, stream = self._reconnect(why)
                 self.emit({"e": "reconnected", "offset": self.offset, "text": f"from byte {self.offset}"})
         finally:
@@ -142,6 +152,7 @@ class Follower:
             if line is not None:
                 heard, silence = now, self.patience.silence_s
                 event = parse_event(line)
+                self._heard = self._heard or event is not None
                 if event is None:
                     self.emit({"e": "noise", "text": safe(line.decode(errors="replace"))})
                 elif event["e"] != "hb":
@@ -204,13 +215,13 @@ class Follower:
             next_command=f"ddtree-deploy attach {self.host.name}",
         )
 
-    def _no_verdict(self, ended: _Ended) -> RollbackIncomplete:
+    def _no_verdict(self, ended: _Ended) -> ContactLost:
         lines = ended.err.decode(errors="replace").strip().splitlines()
         said = f" ({safe(lines[-1], 300)})" if lines else ""
-        return RollbackIncomplete(
-            f"the runner on the host ended without a verdict{said}",
+        return ContactLost(
+            f"the follower on the host ended twice without a verdict{said}",
             stage="follow",
             host=self.host.name,
-            state="the run is unfinished; the next rollout or rollback recovers it first",
+            state="whether the run goes on is not known; the next rollout or rollback recovers it if not",
             next_command=f"ddtree-deploy status {self.host.name}",
         )

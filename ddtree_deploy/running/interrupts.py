@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: at once while nothing runs on the host, in order once something does, and no more once
-its verdict is known: that must get out."""
+its verdict is known: that must get out. A terminal that is closed (SIGHUP) asks for no undo: what runs is
+followed to its end, and nothing more is begun."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self.held = False
+        self._hung_up = False
         self._before: dict[signal.Signals, object] = {}
 
     def hold(self) -> None:
@@ -27,7 +29,7 @@ class Interrupts:
     def begin(self) -> None:
         """Nothing runs yet: signals raise, also one that was only counted since the last run had ended."""
         self.held = False
-        if self.count:
+        if self.count or self._hung_up:
             raise KeyboardInterrupt
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
@@ -35,13 +37,20 @@ class Interrupts:
         if not self.held and self.count == 1:  # the first has ended the command; its verdict must get out
             raise KeyboardInterrupt
 
+    def _closed(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
+        if not self.held:
+            self._caught(number, frame)
+
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._caught)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._closed)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             # An impatient CI system sends more: those must not take the place of the exit code.
-            ended = self.count or self.held
+            ended = self.count or self.held or self._hung_up
             signal.signal(number, signal.SIG_IGN if ended else handler)  # type: ignore[arg-type]

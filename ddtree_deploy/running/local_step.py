@@ -46,6 +46,6 @@ def syntax_problem(name: str, data: bytes) -> str:
             compile(data, name, "exec", dont_inherit=True)
     except SyntaxError as error:
         return f"{name}:{error.lineno or 1}: {error.msg}"
-    except ValueError as error:
-        return f"{name}:1: {error}"
+    except (ValueError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+        return f"{name}:1: {error or type(error).__name__}"
     return ""

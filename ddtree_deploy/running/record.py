@@ -11,6 +11,7 @@ A convenience, never the truth: that is the journal on the host.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -63,6 +64,15 @@ class RunRecord:
             self._journal = self._file.open("a", encoding="utf-8")
         self._journal.write(json.dumps(event, separators=(",", ":")) + "\n")
         self._journal.flush()
+
+    def abandon(self) -> None:
+        """No more is written: what there is stays, as of a run whose end was not seen."""
+        with contextlib.suppress(OSError):
+            if self._journal is not None:
+                self._journal.close()
+        if self._resumed:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
 
     def summary(self, data: dict[str, Any]) -> None:
         """Write the outcome and close the journal. Of a resumed run only if its end was seen now."""
@@ -141,6 +151,11 @@ class Record:
 
 def _write(path: Path, data: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    temporary.chmod(0o600)
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        temporary.chmod(0o600)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -136,6 +136,6 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
     """An event, or None for anything else that a shell may print on the channel."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: [[[[[...
         return None
     return event if isinstance(event, dict) and isinstance(event.get("e"), str) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import secrets
 import socket
@@ -14,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ddtree_deploy import ssh
-from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupted
+from ddtree_deploy.errors import GateFailed, InputError, Interrupted
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
@@ -23,12 +22,14 @@ from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions,
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import local_step, signing, unlocking
+from ddtree_deploy.running.complaint import complain
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
-from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.outcome import MEANING, Outcome
 from ddtree_deploy.running.record import Record, RunRecord
 from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import Answer, ask, cargo, run_dir_of
+from ddtree_deploy.running.sight import Sight
 from ddtree_deploy.running.view import View
 
 NOTHING_DONE = "nothing was touched"
@@ -59,6 +60,7 @@ class Emitter:
         self.record: RunRecord | None = None
         self.launched = False  # whether there is a run on the host to speak of
         self.results: dict[str, dict[str, Any]] = {}
+        self.incomplete = ""  # why not all of the run is in the record
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["e"] == "result":
@@ -69,8 +71,10 @@ class Emitter:
 
     def resume(self, record: Record) -> None:
         """Go on with the record of the run, where its end is missing. A failure costs the record only."""
-        with contextlib.suppress(OSError):
+        try:
             self.record = record.resume(self.run)
+        except OSError as error:
+            self.incomplete = error.strerror or str(error)
 
     def keep(self, write: Callable[[RunRecord], None]) -> None:
         """Write to the record. A full disk here must not end our sight of a run on the host."""
@@ -78,10 +82,10 @@ class Emitter:
             return
         try:
             write(self.record)
-        except OSError as error:
+        except Exception as error:
+            self.record.abandon()  # also without its summary: `attach` can complete it
             self.record = None
-            text = f"the record of this run here is incomplete: {error.strerror or error}"
-            self.view.event(self.host, self.run, {"e": "noise", "text": text})
+            self.incomplete = getattr(error, "strerror", "") or str(error) or type(error).__name__
 
 
 class Session:
@@ -105,29 +109,25 @@ class Session:
 
 
 def run_host(host: Host, job: Job, launching: Callable[[str, str], None]) -> Outcome:
-    """Do the job on one host. Never raises a DeployError: the outcome says it.
+    """Do the job on one host. Never raises: the outcome says it.
 
     launching: told host and run just before a run begins on the host.
     """
     begun = time.monotonic()
     emit = Emitter(job.view, host.name)
-    session = Session(host)
-    try:
+    session, sight = Session(host), Sight()
+
+    def work() -> Outcome:
         job.interrupts.begin()
-        outcome = _run(host, job, emit, session, launching)
-    except DeployError as error:
-        error.host = error.host or host.name
-        outcome = Outcome.of_error(error, host.name, job.playbook.action)
-    except KeyboardInterrupt:
-        stopped = Interrupted("interrupted before anything was started", host=host.name, state=NOTHING_DONE)
-        outcome = Outcome.of_error(stopped, host.name, job.playbook.action)
-    finally:
-        session.close()
+        return _run(host, job, emit, session, sight, launching)
+
+    outcome = sight.settle(host.name, job.playbook.action, job.interrupts, work)
     return completed(outcome, emit, session, begun)
 
 
 def completed(outcome: Outcome, emit: Emitter, session: Session, begun: float) -> Outcome:
     """The outcome with what was seen and carried since `begun`; it is kept, and shown."""
+    session.close()
     traffic = session.traffic
     outcome.seconds, outcome.results = since(begun), emit.results
     outcome.execs, outcome.sent, outcome.received = traffic.execs, traffic.sent, traffic.received
@@ -135,11 +135,21 @@ def completed(outcome: Outcome, emit: Emitter, session: Session, begun: float) -
         outcome.run = emit.run
         emit.keep(lambda record: record.summary(outcome.to_dict()))
     emit.view.outcome(outcome)
+    if emit.incomplete:
+        complain(
+            f"{emit.host}: the record of run {emit.run} here is incomplete: {emit.incomplete}; the whole is "
+            f"on the host; next: ddtree-deploy attach {emit.host}"
+        )
     return outcome
 
 
-def _run(
-    host: Host, job: Job, emit: Emitter, session: Session, launching: Callable[[str, str], None]
+def _run(  # noqa: PLR0917
+    host: Host,
+    job: Job,
+    emit: Emitter,
+    session: Session,
+    sight: Sight,
+    launching: Callable[[str, str], None],
 ) -> Outcome:
     key = host.secrets()  # bad input is found before the host is asked
     link = _connect(host, emit, session)
@@ -147,7 +157,7 @@ def _run(
     if answer.facts.orphan is not None:  # put right before anything is planned
         emit.run = answer.facts.orphan.run
         answer.close()
-        recovered = recover_orphan(host, link, answer.facts, emit.run, emit)
+        recovered = recover_orphan(host, link, answer.facts, emit.run, emit, sight)
         if recovered.exit_code:
             return recovered
         answer = ask(link, host, facts_request(host, job.payload))
@@ -167,10 +177,10 @@ def _run(
         emit=emit,
         interrupts=job.interrupts,
         patience=job.patience,
+        sight=sight,
     )
-    emit.record = _record(job.record, made, known.facts)
+    emit.record = _record(job.record, made, known.facts, launching)
     emit.launched = True
-    launching(host.name, made.plan.run)  # now: this process may not live to see the end
     end = follower.launch(link, answer.stream, cargo(made.plan, run_dir, made.archive))
     return of_end(host.name, job.playbook.action, end)
 
@@ -237,12 +247,15 @@ def _local(host: Host, payload: Payload, made: PlanResult, facts: Facts, emit: E
         )
 
 
-def _record(record: Record, made: PlanResult, facts: Facts) -> RunRecord:
+def _record(
+    record: Record, made: PlanResult, facts: Facts, launching: Callable[[str, str], None]
+) -> RunRecord:
     """Begin the run's record; here, before anything has begun on the host, a full disk is an error."""
     try:
         begun = record.run(made.plan.run)
         begun.plan(made.plan)
         begun.facts(facts)
+        launching(made.plan.host, made.plan.run)  # now: this process may not live to see the end
     except OSError as error:
         raise InputError(
             f"the record of the run cannot be written: {error.strerror or error}",
@@ -267,7 +280,9 @@ def refuse_if_locked(host: Host, facts: Facts) -> None:
 
 
 def of_end(host: str, action: str, end: dict[str, Any]) -> Outcome:
-    """The outcome that the host's `end` event states."""
+    """The outcome that the host's `end` event states. Raises ValueError for a code that is none of ours."""
+    if end["exit"] not in MEANING:
+        raise ValueError(f"the run ended with {end['exit']!r}, which is no exit code that is known here")
     return Outcome(
         host=host,
         action=action,

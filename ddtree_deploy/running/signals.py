@@ -14,7 +14,8 @@ INTERRUPTED = 130
 
 def at_once(number: int, frame: FrameType | None) -> None:
     """Nothing has begun. An exception here could be swallowed, or shown, by whatever is being imported."""
-    os.write(2, b"ddtree-deploy: interrupted; nothing was touched\n")
+    with contextlib.suppress(OSError):
+        os.write(2, b"ddtree-deploy: interrupted; nothing was touched\n")
     os._exit(INTERRUPTED)
 
 

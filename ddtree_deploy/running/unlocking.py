@@ -7,7 +7,8 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts, LockFacts
 from ddtree_deploy.onhost.wire.protocol import STATE_BROKEN
 from ddtree_deploy.running.outcome import Outcome
-from ddtree_deploy.running.recovery import Emit, command_there
+from ddtree_deploy.running.recovery import GOING_DOWN, Emit, command_there
+from ddtree_deploy.running.sight import Sight
 from ddtree_deploy.ssh import Link
 
 
@@ -30,23 +31,26 @@ def refuse(host: Host, stage: str, held: str, ways: str = "") -> LockedError:
     )
 
 
-def force(host: Host, link: Link, facts: Facts, patience_s: float, emit: Emit) -> Outcome:
-    """Have the host end its run. Exit code 0, 3 (a person is needed), 5 (something else holds the lock).
+def force(  # noqa: PLR0917
+    host: Host, link: Link, facts: Facts, patience_s: float, emit: Emit, sight: Sight
+) -> Outcome:
+    """Have the host end its run. Exit code 0, 3 (a person is needed), 5 (something else holds the lock)
+    or 8 (the host goes down; the rest is done when it boots).
 
     Raises ContactLost when the connection goes away before the host has said how it ended.
     """
     words = ["unlock", facts.site_dir, f"{patience_s:.0f}"]
     lost = "the connection was lost while the run was being ended", "the host goes on by itself"
-    code, events, said = command_there(host, link, facts, facts.lock.run, words, emit, lost)
+    code, events, said = command_there(host, link, facts, facts.lock.run, words, emit, sight, lost)
     ended = next((e for e in events if e["e"] == "unlocked"), None)
-    good = code == 0
+    good, broken = code == 0, GOING_DOWN if code == 8 else STATE_BROKEN
     return Outcome(
         host.name,
         "unlock",
-        code if code in (0, 5) else 3,
+        code if code in (0, 5, 8) else 3,
         run=facts.lock.run,
         verdict="pass" if good else "fail",
-        state=str(ended.get("state", "") if ended else "") if good else STATE_BROKEN,
+        state=str(ended.get("state", "") if ended else "") if good else broken,
         step="" if good else "unlock",
         reason=f"the run was {ended['how']}: {ended['reason']}" if ended else "; ".join(said),
         next_command=f"ddtree-deploy status {host.name}",

@@ -48,7 +48,10 @@ def test_sizes(n: float, words: str) -> None:
     assert size(n) == words
 
 
-@pytest.mark.parametrize(("n", "words"), [(0.42, "0.4 s"), (75, "75 s"), (725.4, "12 min 05 s")])
+@pytest.mark.parametrize(
+    ("n", "words"),
+    [(0.42, "0.4 s"), (75, "75 s"), (725.4, "12 min 05 s"), (float("nan"), "?"), (float("inf"), "?")],
+)
 def test_spans(n: float, words: str) -> None:
     assert span(n) == words
 

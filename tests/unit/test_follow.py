@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.errors import ContactLost, DeployError, GateFailed, RollbackIncomplete, TransportError
+from ddtree_deploy.errors import ContactLost, DeployError, GateFailed, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
@@ -157,11 +157,58 @@ def test_a_runner_that_died_is_reported_as_the_host_says_it() -> None:
     assert watch.launch() == lost
 
 
-def test_a_follower_that_ends_twice_without_news_has_no_verdict_to_wait_for() -> None:
+def test_a_follower_that_ends_twice_without_news_has_said_nothing_of_the_run() -> None:
     watch = Watch(FakeStream(line(n=1, e="run"), rc=8), FakeStream(rc=8, err=b"odd\n"))
-    with pytest.raises(RollbackIncomplete, match="odd") as caught:
+    with pytest.raises(ContactLost, match="odd") as caught:
         watch.launch()
-    assert caught.value.exit_code == 3
+    assert "whether the run goes on is not known" in caught.value.render()
+
+
+def test_a_launch_of_which_no_word_was_heard_has_started_nothing_and_one_that_spoke_may_have() -> None:
+    for heard in (False, True):
+        watch = Watch(FakeStream(*[line(e="hb")] * heard, rc=1, err=b"killed\n"), FakeStream(line(**END)))
+        if heard:
+            assert watch.launch() == END
+        else:
+            with pytest.raises(GateFailed, match="killed"):
+                watch.launch()
+            assert not watch.follower.sight.open
+
+
+def test_a_last_byte_that_may_have_arrived_is_asked_for() -> None:
+    stream = FakeStream()
+    watch = Watch(stream, FakeStream(line(n=1, e="run"), line(**END)))
+
+    def broken(data: bytes) -> None:
+        if len(data) == 1:
+            raise LinkLost("the connection ended while sending")
+
+    stream.on_send = broken
+    assert watch.launch() == END
+
+
+def test_a_run_that_is_not_found_after_a_loss_is_not_said_to_be_over() -> None:
+    watch = Watch(FakeStream(LOST), FakeStream(rc=2, err=b"can't open file 'runner.pyz'\n"))
+    outcome = watch.follower.sight.settle("ct1", "rollout", watch.interrupts, watch.launch)  # type: ignore[arg-type]
+    assert (outcome.exit_code, outcome.step) == (8, "launch") and "runner.pyz" in outcome.reason
+
+
+def test_a_launch_that_ended_by_itself_while_it_was_sent_is_listened_to() -> None:
+    said = {"e": "end", "exit": 2, "verdict": "fail", "state": "nothing was changed", "reason": "the plan"}
+    stream = FakeStream(line(**said), rc=2)
+    watch = Watch(stream)
+
+    def broken(data: bytes) -> None:
+        raise LinkLost("the connection ended while sending (channel closed)")
+
+    stream.on_send = broken
+    assert watch.launch() == said
+
+
+def test_a_line_that_no_parser_takes_is_noise() -> None:
+    watch = Watch(FakeStream(b"[" * 100_000, line(n=1, e="run"), line(**END)))
+    assert watch.launch() == END
+    assert watch.kinds() == ["sent", "noise", "run", "end"]
 
 
 def test_an_interrupt_is_passed_on_once_and_the_host_s_verdict_awaited() -> None:

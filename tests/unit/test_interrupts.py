@@ -75,3 +75,32 @@ def test_without_a_signal_the_old_handlers_come_back() -> None:
     with Interrupts():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+HANGUP = """
+import os, signal, sys
+from ddtree_deploy.running.interrupts import Interrupts
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
+code = 0
+with Interrupts() as interrupts:
+    interrupts.begin()
+    if sys.argv[1] == "held":
+        interrupts.hold()
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.count == 0, "no undo is asked for"
+        interrupts.begin()  # the next host
+    except KeyboardInterrupt:
+        code = 130 if interrupts.held else 129
+os.kill(os.getpid(), signal.SIGHUP) if code else None
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("nohup", 0), ("at once", 129), ("held", 129)])
+@pytest.mark.starts
+def test_a_terminal_that_is_closed_ends_nothing_that_runs_and_begins_nothing(when: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGUP, when], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (code, "")

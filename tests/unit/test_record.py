@@ -8,16 +8,22 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddtree_deploy.console import PlainView
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, StepSpec
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.running import local_step, zipapp
+from ddtree_deploy.running.outcome import Outcome
 from ddtree_deploy.running.record import Last, Record
+from ddtree_deploy.running.rollout import Emitter, Session, completed
 
 
 def changes() -> ChangeSet:
@@ -76,6 +82,52 @@ def test_the_last_rollout_is_remembered(tmp_path: Path) -> None:
     last = Last("2026-11-29T17:45:01+00:00", "all", {"b": "r2", "a": "r1"})
     record.set_last(last)
     assert record.last() == last and list(record.last().runs) == ["b", "a"]
+
+
+class Disk:
+    """A file on a disk that tells of its want of space at one call: NFS does when the file is closed."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object) -> None:
+            if name == self.at:
+                raise OSError(28, "No space left on device")
+
+        return call
+
+
+@pytest.mark.parametrize("at", ["write", "flush", "close"])
+def test_a_disk_that_is_full_at_any_call_costs_the_record_only(
+    tmp_path: Path, at: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    emit = Emitter(PlainView(io.StringIO()), "ct1")
+    emit.run, emit.launched = "r1", True
+    emit.record = begun = Record(tmp_path / "hosts.yaml").run("r1")
+    begun.plan(plan())
+    begun._journal = Disk(at)  # type: ignore[assignment]
+    emit({"n": 1, "e": "run"})
+    session = Session(Host("ct1", "10.0.0.1", "/v/bin/python"))
+    outcome = completed(Outcome("ct1", "rollout", 0), emit, session, time.monotonic())
+    assert outcome.exit_code == 0 and not (begun.folder / "summary.json").exists()
+    assert capsys.readouterr().err == (
+        "ddtree-deploy: ct1: the record of run r1 here is incomplete: No space left on device; the whole is "
+        "on the host; next: ddtree-deploy attach ct1\n"
+    )
+    assert Record(tmp_path / "hosts.yaml").resume("r1") is not None
+
+
+def test_a_resumed_record_that_cannot_be_completed_leaves_what_there_was(tmp_path: Path) -> None:
+    record = Record(tmp_path / "hosts.yaml")
+    begun = record.run("r1")
+    begun.plan(plan())
+    begun.event({"n": 1, "e": "run"})
+    again = record.resume("r1")
+    assert again is not None
+    again.event({"n": 1, "e": "run"})
+    again.abandon()
+    assert sorted(p.name for p in begun.folder.iterdir()) == ["journal.jsonl", "plan.json"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"odd": 1}'])

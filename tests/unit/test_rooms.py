@@ -24,6 +24,7 @@ HOUSE = (
     "inputs",
     "ssh",
     "text",
+    "streams",
     "onhost",
     "errors",
 )

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from ..programs import detach
-from ..run.follow import follow
+from ..run.follow import follow, heartbeat
 from ..staging import archive
 from ..state import code, layout
 from ..venv.disk import sync
@@ -51,6 +51,8 @@ def launch(header: bytes, sources: bytes) -> int:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _refuse(made, 1, f"cannot start on the host: {error.strerror or error}{where}")
+    with contextlib.suppress(OSError):  # nobody listens any more
+        heartbeat()  # who has not heard this knows that nothing was started
     detach.start(run_dir)
     return follow(run_dir, 0)
 

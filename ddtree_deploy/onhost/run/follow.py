@@ -76,7 +76,7 @@ def follow(run_dir: Path, offset: int) -> int:
                     return code
             if now - beat >= HEARTBEAT_S:
                 beat = now
-                _send(b'{"e":"hb"}\n')
+                heartbeat()
             for line in controls.wait(POLL_S):
                 heard = time.monotonic()
                 asked = asked or line == "interrupt"
@@ -87,6 +87,11 @@ def follow(run_dir: Path, offset: int) -> int:
                 return GONE_EXIT
     except BrokenPipeError:
         return GONE_EXIT
+
+
+def heartbeat() -> None:
+    """Say that there is something to follow."""
+    _send(b'{"e":"hb"}\n')
 
 
 def _start_bound(run_dir: Path) -> float:
