@@ -35,7 +35,7 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
     view = console.choose(json_lines)
     begun = time.monotonic()
     emit = Emitter(view, host.name)
-    session = Session(host)
+    session = Session(host, emit)
     with Interrupts() as interrupts:
         try:
             link = session.dial()

@@ -77,7 +77,7 @@ class Follower:
             rc = stream.exit_status(5.0) if link.alive else None
             if rc is None:
                 raise transport_error(self.host, "launch", f"{error}; nothing was started") from error
-            raise explain_exec(self.host, "launch", rc, b"", stream.stderr) from error
+            raise explain_exec(self.host, "launch", rc, b"", stream.stderr, begun=True) from error
         self.emit({"e": "sent", "bytes": len(cargo), "text": f"{size(len(cargo))}: plan and payload"})
         return self._follow(link, stream)
 
@@ -99,7 +99,9 @@ class Follower:
                     return self._watch(stream)
                 except _Ended as ended:
                     if self.offset == 0:
-                        raise explain_exec(self.host, "launch", ended.rc, b"", ended.err) from None
+                        raise explain_exec(
+                            self.host, "launch", ended.rc, b"", ended.err, begun=True
+                        ) from None
                     why = self._why_ended(ended, again=self.offset == ended_at)
                     ended_at = self.offset
                 except (LinkLost, TransportError) as lost:

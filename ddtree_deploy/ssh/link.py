@@ -11,8 +11,9 @@ import logging
 import re
 import shlex
 import socket
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,15 +26,31 @@ from ddtree_deploy.ssh import become, known_hosts, tcp
 from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, SIGN_S, Keys
 from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
-from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog
+from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Unbegun, Watchdog
+from ddtree_deploy.text import safe
 
 EXEC_S = 30.0
+SEND_S = 120.0  # for what a program reads before it answers: some 150 kB
+NOTICE_S = 3.0  # after so much silence we say what we wait for
+LOGIN_S = 20.0  # beside its connect_timeout: for login shell, sudo and interpreter of a host
 OUTPUT_LIMIT = 256 << 20
 NOISE_LIMIT = 64 << 10
+FLOOD_LIMIT = 128 << 20
+Tell = Callable[[str], None]
 
 # Without a handler Python prints the library's own tracebacks to stderr; its errors reach the user by ours.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """What is waited for: a mark in a line, for how long, and what that means to people."""
+
+    mark: bytes
+    limit_s: float
+    what: str
+    stage: str
 
 
 @dataclass
@@ -42,6 +59,7 @@ class Link:
 
     host: SshHost
     connection: Any
+    tell: Tell  # what the user should know: what is waited for, what was passed over
     traffic: Traffic = field(default_factory=Traffic)
 
     def command(self, python: str, *args: str) -> str:
@@ -78,55 +96,77 @@ class Link:
         deadline = time.monotonic() + timeout
         stream = self.stream(command, stage=stage)
         stream.error_limit = OUTPUT_LIMIT
-        with self._bounded(timeout, deadline, stage) as dog:
+        with self._bounded(f"no answer within {timeout:.0f} s", deadline, stage) as dog:
             self._feed(stream, stdin, dog)
             with contextlib.suppress(LinkLost):
                 stream.end_input()
             return self._end_of(stream, b"", deadline, stage)
 
     def ask(
-        self,
-        command: str,
-        *stdin: bytes,
-        answer: bytes,
-        timeout: float,
-        stage: str,
+        self, command: str, *stdin: bytes, begun: bytes, answer: bytes, timeout: float, stage: str
     ) -> tuple[Stream, bytes | Finished]:
-        """Start a command and wait for its line that begins with `answer`; the command goes on after it.
+        """Start a command and wait for its line with `answer`; the command goes on after it.
 
-        Each part of `stdin` is a packet of its own: the host sees nothing of one that has not arrived whole.
-        Returns the command, and the rest of that line, or how the command ended without one.
+        stdin: each part is a packet of its own: the host sees nothing of one that has not arrived whole.
+        begun: what the command says first. Until then it is login shell, sudo and interpreter that take their
+            time: the host's connect_timeout and 20 s, at most.
+        timeout: seconds from there to the answer.
+
+        Returns the command, and the rest of the answer's line, or how the command ended without one.
 
         Raises:
-            TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
+            TransportError: it could not be started, the connection was lost, or time was up.
         """
-        deadline = time.monotonic() + timeout
+        shell = f"the login shell of {login_name(self.host)}{' and sudo' if self.host.become else ''}"
+        limit = self.host.connect_timeout_s + LOGIN_S
         stream = self.stream(command, stage=stage)
-        noise = b""
-        with self._bounded(timeout, deadline, stage) as dog:
-            for part in stdin:
-                self._feed(stream, part, dog)
-            while True:
-                try:
-                    line = stream.line(max(0.0, deadline - time.monotonic()))
-                except StreamEnded:
-                    return stream, self._end_of(stream, noise, deadline, stage)
-                if line is None:
-                    raise LinkLost("no answer in time")
-                if line.startswith(answer):
-                    return stream, line.removeprefix(answer)
-                noise = (noise + line + b"\n")[-NOISE_LIMIT:]
+        wait = _Wait(
+            begun, limit, f"{shell} to start Python (does a login file wait, or read its input?)", stage
+        )
+        said = self._wait_for(stream, wait, *stdin)
+        if isinstance(said, Finished):
+            return stream, Unbegun(said.rc, said.out, said.err)
+        wait = _Wait(answer, timeout, "Python there to say what the host is", stage)
+        return stream, self._wait_for(stream, wait)
+
+    def _wait_for(self, stream: Stream, wait: _Wait, *stdin: bytes) -> bytes | Finished:
+        """The rest of the line with the mark in it, or how the command ended without one."""
+        notice = f"waiting for {wait.what}, {wait.limit_s:.0f} s at most"
+        late = f"waited {wait.limit_s:.0f} s in vain for {wait.what}"
+        unsent = f"what was sent did not arrive within {SEND_S:.0f} s"
+        with Watchdog(NOTICE_S, lambda: self.tell(notice)):
+            with self._bounded(unsent, time.monotonic() + SEND_S, wait.stage) as dog:
+                for part in stdin:
+                    self._feed(stream, part, dog)
+            deadline = time.monotonic() + wait.limit_s
+            with self._bounded(late, deadline, wait.stage):
+                return self._answer(stream, wait, deadline)
+
+    def _answer(self, stream: Stream, wait: _Wait, deadline: float) -> bytes | Finished:
+        noise, before = b"", self.traffic.received
+        while True:
+            try:
+                line = stream.line(max(0.0, deadline - time.monotonic()))
+            except StreamEnded:
+                return self._end_of(stream, noise, deadline, wait.stage)
+            if line is None:
+                raise LinkLost("no answer in time")
+            _, found, rest = line.partition(wait.mark)  # a login file may have begun the line
+            if found:
+                return rest
+            noise = (noise + line + b"\n")[-NOISE_LIMIT:]
+            if self.traffic.received - before > FLOOD_LIMIT:
+                raise LinkLost(f"the host printed {FLOOD_LIMIT >> 20} MiB, and no answer among it")
 
     @contextlib.contextmanager
-    def _bounded(self, timeout: float, deadline: float, stage: str) -> Iterator[Watchdog]:
-        """Break the connection after `timeout` seconds, at `deadline`; its loss is a TransportError."""
+    def _bounded(self, late: str, deadline: float, stage: str) -> Iterator[Watchdog]:
+        """Break the connection at `deadline`; its loss is a TransportError, which says `late` then."""
         with Watchdog(deadline - time.monotonic(), self.abort) as dog:
             try:
                 yield dog
             except LinkLost as error:
-                late = dog.bitten or time.monotonic() >= deadline
-                why = f"no answer within {timeout:.0f} s" if late else str(error)
-                raise transport_error(self.host, stage, why) from error
+                over = dog.bitten or time.monotonic() >= deadline
+                raise transport_error(self.host, stage, late if over else str(error)) from error
 
     def _feed(self, stream: Stream, data: bytes, dog: Watchdog) -> None:
         """A command may end without reading its stdin; what it wrote says why. Raises LinkLost else."""
@@ -171,23 +211,35 @@ class Link:
         self.close()
 
 
-def connect(host: SshHost) -> Link:
+def connect(host: SshHost, tell: Tell | None = None) -> Link:
     """Open a connection to the host, with its key checked and ourselves authenticated.
+
+    tell: gets a line for the user where something takes long or was passed over; by default on stderr.
 
     Raises:
         HostKeyError: the host's key is unknown, changed or revoked.
         TransportError: anything else that kept us out.
         InputError: the identity file of the host cannot be used.
     """
-    refused: set[bytes] = set()
+    tell = tell or partial(_to_stderr, host)
+    refused: dict[bytes, str] = {}
     for _ in range(CONNECTIONS_FOR_KEYS):
         strategy = Keys(host, refused)
         try:
-            return _connect_once(host, strategy, _policy(host))
+            link = _connect_once(host, strategy, _policy(host), tell)
         except TransportError:
             if not strategy.more:
                 raise
-    raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
+            continue
+        for note in strategy.notes():
+            tell(note)
+        return link
+    raise strategy.no_way_in()
+
+
+def _to_stderr(host: SshHost, text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"{host.name}: {safe(text)}", file=sys.stderr, flush=True)
 
 
 def offered_key(host: SshHost) -> tuple[str, bytes]:
@@ -200,13 +252,23 @@ def offered_key(host: SshHost) -> tuple[str, bytes]:
             raise HostKeyError("only looking")
 
     try:
-        _connect_once(host, Keys(host, set()), Look()).close()
+        _connect_once(host, Keys(host, {}), Look(), partial(_to_stderr, host)).close()
     except HostKeyError:
         return seen[0].get_name(), seen[0].asbytes()
     raise AssertionError("the policy refuses every key")
 
 
-def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy) -> Link:
+def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy, tell: Tell) -> Link:
+    def notice() -> None:
+        waits = "to take one of our keys" if strategy.begun else "to answer"
+        bound = AUTH_S + SIGN_S if strategy.begun else host.connect_timeout_s
+        tell(f"waiting for {host.address} port {host.port} {waits}, {bound:.0f} s at most")
+
+    with Watchdog(NOTICE_S, notice):
+        return _dial(host, strategy, policy, tell)
+
+
+def _dial(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy, tell: Tell) -> Link:
     try:
         sock = tcp.connect(host.address, host.port, host.connect_timeout_s)
     except Exception as error:
@@ -229,7 +291,7 @@ def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKey
         },
     )
     connection.client.set_missing_host_key_policy(policy)
-    link = Link(host, connection)
+    link = Link(host, connection, tell)
     bound = host.connect_timeout_s + 5
     with Watchdog(bound, lambda: _shutdown(sock)) as dog:
         strategy.dog = dog
