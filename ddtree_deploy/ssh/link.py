@@ -282,7 +282,7 @@ def _dial(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy, 
         config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
         connect_timeout=host.connect_timeout_s + 5,
         connect_kwargs={
-            "sock": sock,
+            "sock": tcp.Legible(sock),
             "transport_factory": partial(_transport, wanted),
             "auth_strategy": strategy,
             "banner_timeout": host.connect_timeout_s,
