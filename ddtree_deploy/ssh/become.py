@@ -87,12 +87,12 @@ def ask(link: Runs, python: str, refused: Finished, prompt: Callable[[str], str]
     Raises TransportError where nobody can be asked, or sudo does not let us through.
     """
     host, said = link.host, last_line(refused.err)
-    if not _about_password(said) and not meaning(refused.err):
+    if not _about_password(said) and not meaning(refused.err)[1]:
         tried = link.run(f"echo {SHELL_MARK}; {ENGLISH}{_idle(link, python)}", timeout=CHECK_S, stage="sudo")
         if tried.rc != 1 or SHELL_MARK.encode() not in tried.out or _not_found(tried.err, python):
             return  # login shell or interpreter, not sudo
         refused, said = tried, last_line(tried.err)
-    if not _about_password(said) and meaning(refused.err):
+    if meaning(refused.err)[1]:
         raise refusal(host, refused.err)
     for password in dict.fromkeys(_passwords.values()):
         if _takes(link, python, password) is None:
@@ -109,23 +109,28 @@ def ask(link: Runs, python: str, refused: Finished, prompt: Callable[[str], str]
 def refusal(host: SshHost, err: bytes) -> TransportError:
     """That sudo did not let us through: its own last line, and what it means, as far as that is known."""
     said, who = last_line(err), login_name(host)
-    if host.name not in _passwords and any(word in said.lower() for word in PASSWORD_WANTED):
-        return _error(host, f"become: true needs sudo without a password for {who}: {said}")
+    telling, means = meaning(err)
+    if means:
+        said = said if telling == said else f"{telling} {said}"
+        return _error(host, f"become: true, and sudo refuses {who}: {said} ({means})")
     if any(word in said.lower() for word in PASSWORD_WRONG):
         return _error(host, f"sudo did not take the password of {who}: {said}")
-    means = meaning(err)
-    return _error(host, f"become: true, and sudo refuses {who}: {said}" + (f" ({means})" if means else ""))
+    if host.name not in _passwords and _about_password(said):
+        return _error(host, f"become: true needs sudo without a password for {who}: {said}")
+    return _error(host, f"become: true, and sudo refuses {who}: {said}")
 
 
-def meaning(err: bytes) -> str:
-    """What sudo's words mean; "" where they are not known, or only ask for a password."""
-    text = err.decode(errors="replace").lower()
-    for part in (last_line(err).lower(), text):  # what stands above it may be a warning
-        if _about_password(part):
-            return ""
-        if found := next((means for word, means in MEANINGS if word in part), ""):
-            return found
-    return ""
+def meaning(err: bytes) -> tuple[str, str]:
+    """The line in which sudo says why it refuses, and what that means; empty where that is not known.
+
+    It need not be the last one: of an expired account sudo says so, and then that it wants a password.
+    """
+    lines = [safe(line.strip(), 300) for line in err.decode(errors="replace").splitlines()]
+    for line in [last_line(err), *(line for line in lines if line.startswith("sudo"))]:
+        for word, means in MEANINGS:
+            if word in line.lower():
+                return line, means
+    return "", ""
 
 
 def last_line(err: bytes) -> str:
@@ -163,7 +168,7 @@ def _takes(link: Runs, python: str, password: str) -> bytes | None:
     finally:
         if not taken:
             del _passwords[name]
-    if not taken and meaning(done.err):
+    if not taken and meaning(done.err)[1]:
         raise refusal(link.host, done.err)
     return None if taken else done.err
 

@@ -38,7 +38,8 @@ from ddtree_deploy.ssh.tcp import bounded
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT = "the agent"
 AGENT_S = 10.0
-CERTIFICATE = "-cert-v01@openssh.com"
+BESIDE = "-cert.pub"  # the file of a key's certificate
+CERTIFICATE = "-cert-v01@openssh.com"  # the type of one
 _KINDS: tuple[tuple[type, Any], ...] = (
     (RSAPrivateKey, paramiko.RSAKey),
     (EllipticCurvePrivateKey, paramiko.ECDSAKey),
@@ -75,7 +76,7 @@ def offers(host: SshHost, pass_over: PassOver) -> Iterator[Offer]:
     if host.identity_file is None:
         yield from _usual(pass_over)
         return
-    path = host.identity_file
+    path = host.identity_file.with_name(host.identity_file.name.removesuffix(BESIDE))
     try:
         yield from _of_file(path, load(path), pass_over)
     except Encrypted:
@@ -98,6 +99,8 @@ def _usual(pass_over: PassOver) -> Iterator[Offer]:
         path = Path("~/.ssh").expanduser() / name
         try:
             if not os.path.lexists(path):
+                if os.path.lexists(path.with_name(path.name + BESIDE)):
+                    yield from _held_by_agent(path, pass_over)
                 continue
             _refuse_open(path)
             yield from _of_file(path, load(path), pass_over)
@@ -166,7 +169,7 @@ def _parsed(data: bytes) -> Any:
 
 def _of_file(path: Path, key: paramiko.PKey, pass_over: PassOver) -> Iterator[Offer]:
     """The key with the certificate beside its file, if there is one, then the key alone: as OpenSSH does."""
-    beside = path.with_name(f"{path.name}-cert.pub")
+    beside = path.with_name(path.name + BESIDE)
     if os.path.lexists(beside):
         try:
             yield Offer(str(beside), key, _certificate(beside, key))

@@ -163,7 +163,8 @@ REFUSALS = {
     "sudo: sorry, you must have a tty to run sudo": "requiretty",
     "ada is not in the sudoers file.  This incident will be reported.": "nothing in its sudoers",
     "Sorry, user ada is not allowed to execute '/usr/bin/true' as root on gpu1.": "does not let this user",
-    'sudo: Account expired or PAM config lacks an "account" section for sudo': "has expired",
+    'sudo: Account expired or PAM config lacks an "account" section for sudo, contact your administrator\n'
+    "sudo: a password is required": "has expired",
     "sudo: account validation failure, is your account locked?": "locked or has expired",
     "sudo: /usr/bin/sudo must be owned by uid 0 and have the setuid bit set": "may become root",
     "sudo: effective uid is not 0, is /usr/bin/sudo on a file system with the 'nosuid' option set": "nosuid",

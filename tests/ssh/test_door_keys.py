@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import os
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ddtree_deploy import ssh
+from ddtree_deploy import cli, console, ssh
 from ddtree_deploy.errors import InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.running.rollout import Emitter, Session
 from ddtree_deploy.sandbox.sshd import SshServer
 from tests.ssh.test_connect import new_key
 
@@ -62,7 +65,13 @@ def certify(server: SshServer, authority: Path, key: Path, *options: str, princi
 
 
 def gets_in(host: Host, told: list[str]) -> bool:
-    with ssh.connect(host, told.append) as link:
+    """Whether it does. told: gets what was passed over (a busy machine is also waited for)."""
+
+    def tell(text: str) -> None:
+        if not text.startswith("waiting for "):
+            told.append(text)
+
+    with ssh.connect(host, tell) as link:
         return link.run("true", timeout=60).rc == 0
 
 
@@ -180,6 +189,29 @@ def test_case_45_a_key_that_the_agent_has_unlocked_goes_with_the_certificate_bes
     assert gets_in(dataclasses.replace(host, identity_file=key), told)
 
 
+def test_case_45_a_certificate_counts_whose_key_the_agent_alone_has(
+    *,
+    server: SshServer,
+    host: Host,
+    authority: Path,
+    home: Path,
+    told: list[str],
+    agent: Callable[[list[Path]], None],
+) -> None:
+    key = new_key(home / ".ssh/id_ed25519")
+    agent([key])
+    certify(server, authority, key)
+    key.unlink()
+    assert gets_in(dataclasses.replace(host, identity_file=None), told)
+
+
+def test_a_certificate_may_be_named_as_the_identity_file(
+    server: SshServer, host: Host, authority: Path, tmp_path: Path, told: list[str]
+) -> None:
+    beside = certify(server, authority, new_key(tmp_path / "k1"))
+    assert gets_in(dataclasses.replace(host, identity_file=beside), told)
+
+
 # ---- 46: broken default keys -----------------------------------------------------------------------
 
 
@@ -282,6 +314,28 @@ def test_case_46_an_encrypted_default_key_is_not_named_where_the_agent_has_it(
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", locked], check=True)
     allow(server, new_key(home / ".ssh/id_rsa", "rsa"))
     assert gets_in(dataclasses.replace(host, identity_file=None), told) and told == []
+
+
+def test_case_46_status_names_it_on_stderr_and_a_run_as_an_event(
+    server: SshServer, host: Host, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_key(home / ".ssh/id_ed25519", "garbage")
+    allow(server, new_key(home / ".ssh/id_rsa", "rsa"))
+    entry = {"address": host.address, "port": host.port, "known_hosts": str(host.known_hosts)}
+    file = home / "hosts.yaml"
+    file.write_text(json.dumps({"hosts": {"box": {**entry, "python": host.python}}}))
+    assert cli.run(["status", "box", "--hosts", str(file), "--json"]) == 0
+    seen = capsys.readouterr()
+    said = f"passed over {home}/.ssh/id_ed25519: there is no private key in it"
+    assert f"box: {said}\n" in seen.err and [json.loads(line)["e"] for line in seen.out.splitlines()]
+
+    session = Session(
+        dataclasses.replace(host, identity_file=None), Emitter(console.JsonView(sys.stdout), "box")
+    )
+    session.dial()
+    session.close()
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (event["e"], event["host"], event["text"]) == ("note", "box", said)
 
 
 def test_an_agent_that_is_no_agent_keeps_nobody_out(
