@@ -1,8 +1,4 @@
-"""Connect strictly, run commands, never wait without a bound.
-
-Host keys are checked by `known_hosts`, not by the library: fabric installs a policy that accepts any key, and
-paramiko honours neither @revoked nor a second key type.
-"""
+"""A connection to a host: run commands on it, and never wait without a bound."""
 
 from __future__ import annotations
 
@@ -11,23 +7,17 @@ import logging
 import re
 import shlex
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import fabric  # type: ignore[import-untyped]
 import paramiko
 
-from ddtree_deploy.errors import HostKeyError, InputError, TransportError
-from ddtree_deploy.ssh import become, known_hosts, tcp
-from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, SIGN_S, Keys
-from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
-from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
+from ddtree_deploy.ssh import become
+from ddtree_deploy.ssh.errors import translate, transport_error
+from ddtree_deploy.ssh.host import SshHost, login_name
 from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Unbegun, Watchdog
-from ddtree_deploy.text import safe
 
 EXEC_S = 30.0
 SEND_S = 120.0  # for what a program reads before it answers: some 150 kB
@@ -37,10 +27,6 @@ OUTPUT_LIMIT = 256 << 20
 NOISE_LIMIT = 64 << 10
 FLOOD_LIMIT = 128 << 20
 Tell = Callable[[str], None]
-
-# Without a handler Python prints the library's own tracebacks to stderr; its errors reach the user by ours.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").propagate = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,8 @@ class Link:
     def stream(self, command: str, *, stage: str = "ssh") -> Stream:
         """Start a command. Raises TransportError when the host does not start it within 30 s."""
         transport: paramiko.Transport = self.connection.transport
-        with Watchdog(EXEC_S, self.abort) as dog:
+        notice = f"waiting for the host to open a session, {EXEC_S:.0f} s at most"
+        with Watchdog(NOTICE_S, lambda: self.tell(notice)), Watchdog(EXEC_S, self.abort) as dog:
             try:
                 channel = transport.open_session(timeout=EXEC_S)
                 channel.exec_command(command)
@@ -194,7 +181,7 @@ class Link:
 
     def abort(self) -> None:
         """Break the connection at once, from any thread; every wait on it ends."""
-        _shutdown(self.connection.connect_kwargs["sock"])
+        shutdown(self.connection.connect_kwargs["sock"])
 
     def close(self) -> None:
         """Close the connection; never blocks for long, never raises."""
@@ -211,135 +198,13 @@ class Link:
         self.close()
 
 
-def connect(host: SshHost, tell: Tell | None = None) -> Link:
-    """Open a connection to the host, with its key checked and ourselves authenticated.
-
-    tell: gets a line for the user where something takes long or was passed over; by default on stderr.
-
-    Raises:
-        HostKeyError: the host's key is unknown, changed or revoked.
-        TransportError: anything else that kept us out.
-        InputError: the identity file of the host cannot be used.
-    """
-    tell = tell or partial(_to_stderr, host)
-    refused: dict[bytes, str] = {}
-    for _ in range(CONNECTIONS_FOR_KEYS):
-        strategy = Keys(host, refused)
-        try:
-            link = _connect_once(host, strategy, _policy(host), tell)
-        except TransportError:
-            if not strategy.more:
-                raise
-            continue
-        for note in strategy.notes():
-            tell(note)
-        return link
-    raise strategy.no_way_in()
-
-
-def _to_stderr(host: SshHost, text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"{host.name}: {safe(text)}", file=sys.stderr, flush=True)
-
-
-def offered_key(host: SshHost) -> tuple[str, bytes]:
-    """The key type and blob that the host presents, whatever is on file. Nothing is authenticated or sent."""
-    seen: list[paramiko.PKey] = []
-
-    class Look(paramiko.MissingHostKeyPolicy):
-        def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-            seen.append(key)
-            raise HostKeyError("only looking")
-
-    try:
-        _connect_once(host, Keys(host, {}), Look(), partial(_to_stderr, host)).close()
-    except HostKeyError:
-        return seen[0].get_name(), seen[0].asbytes()
-    raise AssertionError("the policy refuses every key")
-
-
-def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy, tell: Tell) -> Link:
-    def notice() -> None:
-        waits = "to take one of our keys" if strategy.begun else "to answer"
-        bound = AUTH_S + SIGN_S if strategy.begun else host.connect_timeout_s
-        tell(f"waiting for {host.address} port {host.port} {waits}, {bound:.0f} s at most")
-
-    with Watchdog(NOTICE_S, notice):
-        return _dial(host, strategy, policy, tell)
-
-
-def _dial(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy, tell: Tell) -> Link:
-    try:
-        sock = tcp.connect(host.address, host.port, host.connect_timeout_s)
-    except Exception as error:
-        raise translate(error, host, "connect") from error
-    wanted = known_hosts.algorithms(known_hosts.read(known_hosts_files(host)), host.address, host.port)
-
-    connection = fabric.Connection(
-        host.address,
-        user=login_name(host),
-        port=host.port,
-        config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
-        connect_timeout=host.connect_timeout_s + 5,
-        connect_kwargs={
-            "sock": tcp.Legible(sock),
-            "transport_factory": partial(_transport, wanted),
-            "auth_strategy": strategy,
-            "banner_timeout": host.connect_timeout_s,
-            "auth_timeout": AUTH_S + SIGN_S,
-            "channel_timeout": EXEC_S,
-        },
-    )
-    connection.client.set_missing_host_key_policy(policy)
-    link = Link(host, connection, tell)
-    bound = host.connect_timeout_s + 5
-    with Watchdog(bound, lambda: _shutdown(sock)) as dog:
-        strategy.dog = dog
-        try:
-            connection.open()
-        except BaseException as error:
-            link.close()
-            if isinstance(error, HostKeyError | InputError | KeyboardInterrupt):
-                raise
-            stage = "authentication" if strategy.begun else "connect"
-            if dog.bitten:
-                raise transport_error(
-                    host, stage, f"the SSH handshake did not end within {dog.seconds:.0f} s"
-                ) from error
-            raise translate(error, host, stage) from error
-    return link
-
-
-def _transport(key_types: list[str], sock: socket.socket, **options: Any) -> paramiko.Transport:
-    """A transport that prefers these kinds of host key, best first."""
-    transport = paramiko.Transport(sock, **options)
-    security = transport.get_security_options()
-    able = list(security.key_types)
-    first = [kind for kind in key_types if kind in able]
-    security.key_types = [*first, *(kind for kind in able if kind not in first)]
-    return transport
-
-
-def _policy(host: SshHost) -> paramiko.MissingHostKeyPolicy:
-    files = known_hosts_files(host)
-
-    class Strict(paramiko.MissingHostKeyPolicy):
-        def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-            verdict, lines = known_hosts.judge(
-                known_hosts.read(files), host.address, host.port, key.asbytes()
-            )
-            if verdict != "known":
-                raise host_key_error(host, verdict, key.get_name(), key.asbytes(), lines)
-
-    return Strict()
-
-
 def _quote_path(path: str) -> str:
     home = re.match(r"~[A-Za-z0-9._-]*/", path)
     return home.group() + shlex.quote(path[home.end() :]) if home else shlex.quote(path)
 
 
-def _shutdown(sock: socket.socket) -> None:
+def shutdown(sock: socket.socket) -> None:
+    """Break a connection, from any thread, without blocking."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
