@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -63,8 +63,10 @@ def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
     program = zipapp.facts_program(request)
     stream, said = _ask(link, host, program)
     if isinstance(said, Unbegun) and become.wanted(host, said):
-        become.ask(link, host.python, said)  # before all else that is run there: what follows knows it
-        stream, said = _ask(link, host, program)
+        if become.ask(link, host.python, said):  # before all else that is run there: what follows knows it
+            stream, said = _ask(link, host, program)
+        else:
+            host = replace(host, become=False)  # sudo is not to blame
     if isinstance(said, Finished):
         begun = not isinstance(said, Unbegun)
         raise explain_exec(host, "facts", said.rc, said.out, said.err, begun=begun)
@@ -138,13 +140,14 @@ def _not_begun(host: Host, stage: str, rc: int | None, out: bytes, err: bytes) -
     if rc == 126 or (missing and (about or not last)):
         said = safe(about, 300) or last or f"exit status {rc}"
         return _bad_host(host, f"the host has no such interpreter: {host.python} ({said})", "python")
-    if host.become and last:
-        if rc == 127 or last.lower().endswith("not found."):
-            return transport_error(host, "sudo", f"become: true, and the host has no sudo: {last}")
+    broken = become.pythons_own(err, host.python)
+    if host.become and rc == 127 and "sudo" in last:
+        return transport_error(host, "sudo", f"become: true, and the host has no sudo: {last}")
+    if host.become and last and not broken and rc not in become.NOT_OF_SUDO:
         return become.refusal(host, err)
     if rc is None:
         return None
-    said = last or become.last_line(out) or "it said nothing"
+    said = broken or last or become.last_line(out) or "it said nothing"
     who = f"the login shell of {host.user or getpass.getuser()}"
     return transport_error(
         host, stage, f"{host.python} did not begin: {who} ended with exit status {rc}: {said}"

@@ -24,6 +24,7 @@ SUDO = "sudo"
 ENGLISH = "env LC_ALL=C "  # where nothing but sudo's words is wanted
 SHELL_MARK = "DDTREE-SHELL"
 CHECK_S = 60.0
+NOT_OF_SUDO = (None, 0, 126, 127)  # how a command ends that sudo has let through, or that is no sudo
 _passwords: dict[str, str] = {}  # by name of the host
 
 PASSWORD_WANTED = (
@@ -76,34 +77,38 @@ def first_input(host: SshHost, command: str) -> bytes:
 
 def wanted(host: SshHost, done: Finished) -> bool:
     """Whether a command that never began may have failed for want of a password, and none was given yet."""
-    return host.become and host.name not in _passwords and done.rc == 1 and bool(last_line(done.err))
+    return host.become and host.name not in _passwords and done.rc not in NOT_OF_SUDO
 
 
-def ask(link: Runs, python: str, refused: Finished, prompt: Callable[[str], str] = getpass.getpass) -> None:
+def ask(link: Runs, python: str, refused: Finished, prompt: Callable[[str], str] = getpass.getpass) -> bool:
     """Get the password and try it: first those that other hosts took, then one from the terminal.
 
-    refused: how the command ended. Nobody is asked where it was not sudo that ended it.
+    refused: how the command ended. Returns False, and asks nobody, where it was not sudo that ended it.
 
     Raises TransportError where nobody can be asked, or sudo does not let us through.
     """
     host, said = link.host, last_line(refused.err)
     if not _about_password(said) and not meaning(refused.err)[1]:
         tried = link.run(f"echo {SHELL_MARK}; {ENGLISH}{_idle(link, python)}", timeout=CHECK_S, stage="sudo")
-        if tried.rc != 1 or SHELL_MARK.encode() not in tried.out or _not_found(tried.err, python):
-            return  # login shell or interpreter, not sudo
+        if tried.rc == 0:
+            return True
+        past_sudo = tried.rc in NOT_OF_SUDO or pythons_own(tried.err, python)
+        if past_sudo or SHELL_MARK.encode() not in tried.out:
+            return False  # login shell or interpreter
         refused, said = tried, last_line(tried.err)
     if meaning(refused.err)[1]:
         raise refusal(host, refused.err)
     for password in dict.fromkeys(_passwords.values()):
         if _takes(link, python, password) is None:
-            return
+            return True
     who = login_name(host)
     if not sys.stdin.isatty():
         needs = f"become: true needs sudo without a password for {who}, or a terminal to ask for it"
-        raise _error(host, f"{needs}; it says: {said}")
+        raise _error(host, f"{needs}; it says: {said or 'nothing'}")
     failed = _takes(link, python, prompt(f"{host.name}: password of {who} for sudo: "))
     if failed is not None:
         raise refusal(host, failed)
+    return True
 
 
 def refusal(host: SshHost, err: bytes) -> TransportError:
@@ -117,7 +122,7 @@ def refusal(host: SshHost, err: bytes) -> TransportError:
         return _error(host, f"sudo did not take the password of {who}: {said}")
     if host.name not in _passwords and _about_password(said):
         return _error(host, f"become: true needs sudo without a password for {who}: {said}")
-    return _error(host, f"become: true, and sudo refuses {who}: {said}")
+    return _error(host, f"become: true, and sudo refuses {who}: {said or 'it said nothing'}")
 
 
 def meaning(err: bytes) -> tuple[str, str]:
@@ -143,10 +148,11 @@ def _about_password(text: str) -> bool:
     return any(word in text.lower() for word in (*PASSWORD_WANTED, *PASSWORD_WRONG))
 
 
-def _not_found(err: bytes, python: str) -> bool:
-    """Whether it is the interpreter that is missing: sudo says so in the shell's stead."""
-    said = last_line(err)
-    return f"{python.removeprefix('~')}: command not found" in said
+def pythons_own(err: bytes, python: str) -> str:
+    """The line that says that the interpreter is missing, which sudo says in the shell's stead, or broken."""
+    lines = (safe(line, 300) for line in err.decode(errors="replace").splitlines())
+    missing = f"{python.removeprefix('~')}: command not found"
+    return next((line for line in lines if missing in line or "Fatal Python error" in line), "")
 
 
 def _idle(link: Runs, python: str) -> str:
@@ -164,7 +170,7 @@ def _takes(link: Runs, python: str, password: str) -> bytes | None:
     taken = False
     try:
         done = link.run(ENGLISH + _idle(link, python), timeout=CHECK_S, stage="sudo")
-        taken = done.rc == 0 or _not_found(done.err, python)
+        taken = done.rc == 0 or bool(pythons_own(done.err, python))
     finally:
         if not taken:
             del _passwords[name]

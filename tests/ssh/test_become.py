@@ -149,6 +149,7 @@ def refused(host: Host) -> TransportError:
         "sudo: unable to resolve host gpu1: Name or service not known\nsudo: a password is required",
         "sudo: /etc/sudoers.d/x is world writable\nsudo: a password is required",
         "K\xf6ln",
+        "",
     ],
 )
 def test_case_47_a_password_is_asked_for_in_whatever_language_sudo_wants_it(
@@ -253,6 +254,21 @@ def test_an_interpreter_that_is_missing_behind_sudo_is_bad_input(
     with pytest.raises(InputError, match="no such interpreter: /nowhere/python"):
         facts(replace(host, become=True, python="/nowhere/python"))
     assert len(asked) == asks
+
+
+def test_a_broken_python_behind_sudo_is_told_and_nobody_is_asked(
+    host: Host, sudo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = on_terminal(monkeypatch)
+    (sudo / "nopasswd").touch()
+    broken = sudo / "python"
+    broken.write_text(
+        "#!/bin/sh\nprintf 'Fatal Python error: no codec\\n\\n<no Python frame>\\n' >&2; exit 1\n"
+    )
+    broken.chmod(0o755)
+    with pytest.raises(TransportError, match=r"did not begin: .*: Fatal Python error: no codec") as failed:
+        facts(replace(host, become=True, python=str(broken)))
+    assert asked == [] and "sudo" not in failed.value.message
 
 
 def test_a_python_that_fails_behind_sudo_is_not_sudos_fault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,7 @@ def test_case_44_what_a_login_shell_prints_before_us_is_passed_over(
 
 ENDS = {
     "echo 'This account is currently not available.'; exit 1": "This account is currently not available.",
+    "echo 'not for you' >&2; exit 1": "not for you",
     "echo 'no commands here' >&2; exit 128": "no commands here",
     "exit 0": "it said nothing",
     "exec true": "it said nothing",
@@ -166,13 +168,16 @@ ENDS = {
 }
 
 
+@pytest.mark.parametrize("become", [False, True])
 @pytest.mark.parametrize("first", ENDS)
 def test_case_44_a_login_shell_that_ends_is_named_with_its_own_words(
-    host: Host, shell: Shell, first: str
+    host: Host, shell: Shell, monkeypatch: pytest.MonkeyPatch, first: str, *, become: bool
 ) -> None:
+    """With `become: true`, too, it is not sudo that is blamed, and nobody is asked for a password."""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     is_(shell, first)
     with pytest.raises(TransportError) as failed:
-        facts(host)
+        facts(dataclasses.replace(host, become=become))
     assert failed.value.exit_code == 4 and ENDS[first] in failed.value.message
     if ENDS[first]:
         assert "did not begin: the login shell of " in failed.value.message
