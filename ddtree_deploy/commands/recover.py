@@ -39,7 +39,7 @@ def attach(target: Target, hosts: Hosts = None, json_lines: Json = False) -> int
     view = console.choose(json_lines)
     begun = time.monotonic()
     emit = Emitter(view, host.name)
-    session, sight = Session(host), Sight()
+    session, sight = Session(host, emit), Sight()
 
     def work() -> Outcome:
         link = session.dial()

@@ -108,6 +108,6 @@ def line_of(event: Event) -> str | None:
         return f"{step}   host says: {safe(event.get('text', ''), 200)}"
     if kind == "recovering":
         return f"{step} run {safe(event.get('run', ''))} is recovered by its own runner"
-    if kind in ("connected", "facts", "sent", "disconnected", "reconnected", "interrupt", "deferred"):
+    if kind in ("note", "connected", "facts", "sent", "disconnected", "reconnected", "interrupt", "deferred"):
         return f"{kind:<12} {safe(event.get('text', ''))}"
     return None

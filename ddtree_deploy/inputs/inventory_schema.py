@@ -15,6 +15,7 @@ from ddtree_deploy.inputs.yaml.nodes import Loc
 
 CONNECT_S = 10.0  # where nobody says otherwise
 _FLAG = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
+_HOST_NAME = re.compile(r"(?=[A-Za-z0-9])([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}(?<=[A-Za-z0-9])\.?\Z")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -85,13 +86,13 @@ class HostModel(Model):
     def _address(cls, value: str) -> str:
         if "@" in value:
             raise ValueError(f"{value!r}: give the user as `user:`, not in the address")
-        try:
-            ipaddress.ip_address(value)
-        except ValueError:
-            if re.fullmatch(r"[^:]+:\d+", value):
-                raise ValueError(f"{value!r}: give the port as `port:`, not in the address") from None
-            if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", value):
-                raise ValueError(f"{value!r} is not a host name or an IP address") from None
+        bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+        if _ip(bare) is not None:
+            return bare
+        if re.fullmatch(r"([^:]+|\[.*\]):\d+", value):
+            raise ValueError(f"{value!r}: give the port as `port:`, not in the address")
+        if not _HOST_NAME.match(value):
+            raise ValueError(f"{value!r} is not a host name or an IP address")
         return value
 
     @field_validator("python", "state_dir")
@@ -194,17 +195,31 @@ def _check_endpoint(doc: Document, where: Loc, endpoint: str, address: str) -> N
         raise doc.error(where, f"{endpoint!r} has no port; write it out, {example}")
     if url.path not in ("", "/") or url.query or url.fragment or url.username:
         raise doc.error(where, f"{endpoint!r} must be scheme, host and port only, {example}")
-    if not _is_loopback(url.hostname) and url.hostname != address.lower():
+    if not _is_loopback(url.hostname) and not _same_host(url.hostname, address):
         raise doc.error(
             where, f"{url.hostname!r} is neither loopback nor this host's address; the host itself asks it"
         )
 
 
-def _is_loopback(name: str) -> bool:
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address, an IPv4 one that is written as IPv6 as what it is; None for a name."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        found = ipaddress.ip_address(text)
     except ValueError:
-        return name == "localhost"
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _is_loopback(name: str) -> bool:
+    ip = _ip(name)
+    return ip.is_loopback if ip is not None else name == "localhost"
+
+
+def _same_host(one: str, other: str) -> bool:
+    ip = _ip(one)
+    if ip is not None:
+        return ip == _ip(other)
+    return one.rstrip(".").lower() == other.rstrip(".").lower()
 
 
 def _check_launch(doc: Document, at: Loc, service: ServiceModel) -> None:

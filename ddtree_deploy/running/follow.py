@@ -108,7 +108,9 @@ class Follower:
                     if not self._heard:
                         if launching:  # else: who follows has not found it; whether it goes on is not known
                             self.sight.end()
-                        raise explain_exec(self.host, "launch", ended.rc, b"", ended.err) from None
+                        raise explain_exec(
+                            self.host, "launch", ended.rc, b"", ended.err, begun=True
+                        ) from None
                     why = self._why_ended(ended, again=self.offset == ended_at)
                     ended_at = self.offset
                 except (LinkLost, TransportError) as lost:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from ddtree_deploy.onhost.wire.protocol import (
     to_dict,
 )
 from ddtree_deploy.running import zipapp
-from ddtree_deploy.ssh import Finished, Link, LinkLost, Stream, become, transport_error
+from ddtree_deploy.ssh import Finished, Link, LinkLost, Stream, Unbegun, become, transport_error
 from ddtree_deploy.text import safe
 
 # Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
@@ -56,16 +57,19 @@ def ask(link: Link, host: Host, request: FactsRequest) -> Answer:
 
     Raises:
         InputError: the host has no such Python.
-        TransportError: the connection failed, or sudo wants a password.
+        TransportError: the connection failed, or login shell or sudo did not let Python begin.
         GateFailed: the host's Python ran but could not answer.
     """
     program = zipapp.facts_program(request)
     stream, said = _ask(link, host, program)
-    if isinstance(said, Finished) and become.wanted(host, said):
-        become.ask(link)  # before all else that is run there: what follows knows the password
-        stream, said = _ask(link, host, program)
+    if isinstance(said, Unbegun) and become.wanted(host, said):
+        if become.ask(link, host.python, said):  # before all else that is run there: what follows knows it
+            stream, said = _ask(link, host, program)
+        else:
+            host = replace(host, become=False)  # sudo is not to blame
     if isinstance(said, Finished):
-        raise explain_exec(host, "facts", said.rc, said.out, said.err)
+        begun = not isinstance(said, Unbegun)
+        raise explain_exec(host, "facts", said.rc, said.out, said.err, begun=begun)
     try:
         facts = unpack(said)
     except ProtocolError as error:
@@ -85,6 +89,7 @@ def _ask(link: Link, host: Host, program: zipapp.Program) -> tuple[Stream, bytes
         link.command(host.python, "-I", "-S", "-c", program.code),
         program.request,
         program.sources,
+        begun=zipapp.BEGUN_MARK.encode(),
         answer=FACTS_MARK.encode(),
         timeout=FACTS_S,
         stage="facts",
@@ -103,33 +108,55 @@ def run_dir_of(facts: Facts, run: str) -> str:
     return f"{facts.site_dir}/runs/{run}"
 
 
-def explain_exec(host: Host, stage: str, rc: int | None, out: bytes, err: bytes) -> DeployError:
-    """Why a command of ours ended without its answer, from its exit status and what it wrote."""
+def explain_exec(
+    host: Host, stage: str, rc: int | None, out: bytes, err: bytes, *, begun: bool = False
+) -> DeployError:
+    """Why a command of ours ended without its answer, from its exit status and what it wrote.
+
+    begun: whether our program is known to have begun. Else login shell, sudo or interpreter may be to blame.
+    """
     login = f"{host.user}@{host.address}" if host.user else host.address
     # The remote shell takes the words apart once more.
     retry = shlex.join(["ssh", "-p", str(host.port), login, f"{shlex.quote(host.python)} -V"])
-    bad_host = partial(InputError, file=host.file, line=host.line, host=host.name)
     failed = partial(GateFailed, stage=stage, host=host.name, state=NOTHING_DONE, next_command=retry)
-    lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-    last = safe(lines[-1], 300) if lines else ""
-    if host.become and any("sudo" in line for line in lines):
-        return transport_error(
-            host, stage, f"become: true needs sudo without a password for {host.user or 'you'}: {last}"
-        )
-    if rc in (126, 127):
-        return bad_host(
-            f"the host has no such interpreter: {host.python} ({last or f'exit status {rc}'})",
-            field=f"hosts.{host.name}.python",
-        )
-    if rc is None:
-        return transport_error(host, stage, "the connection ended before the host had answered")
-    if last.startswith(f"{stage}: "):  # our own script, saying why
+    last = become.last_line(err)
+    if rc is not None and last.startswith(f"{stage}: "):  # our own script, saying why
         why = last.removeprefix(f"{stage}: ")
         if why.startswith("state_dir: "):
-            return bad_host(why.removeprefix("state_dir: "), field=f"hosts.{host.name}.state_dir")
+            return _bad_host(host, why.removeprefix("state_dir: "), "state_dir")
         return failed(why)
-    said = last or safe(out.decode(errors="replace").strip()[-300:]) or "it said nothing"
+    if not begun and (error := _not_begun(host, stage, rc, out, err)):
+        return error
+    if rc is None:
+        return transport_error(host, stage, "the connection ended before the host had answered")
+    said = last or become.last_line(out) or "it said nothing"
     return failed(f"the host's Python ended with exit status {rc}: {said}")
+
+
+def _not_begun(host: Host, stage: str, rc: int | None, out: bytes, err: bytes) -> DeployError | None:
+    last, lines = become.last_line(err), err.decode(errors="replace").splitlines()
+    about = next((line for line in lines if host.python.removeprefix("~") in line), "")
+    missing = rc == 127 or "not found" in about.lower()
+    if rc == 126 or (missing and (about or not last)):
+        said = safe(about, 300) or last or f"exit status {rc}"
+        return _bad_host(host, f"the host has no such interpreter: {host.python} ({said})", "python")
+    broken = become.pythons_own(err, host.python)
+    if host.become and rc == 127 and "sudo" in last:
+        return transport_error(host, "sudo", f"become: true, and the host has no sudo: {last}")
+    if host.become and last and not broken and rc not in become.NOT_OF_SUDO:
+        return become.refusal(host, err)
+    if rc is None:
+        return None
+    said = broken or last or become.last_line(out) or "it said nothing"
+    who = f"the login shell of {host.user or getpass.getuser()}"
+    return transport_error(
+        host, stage, f"{host.python} did not begin: {who} ended with exit status {rc}: {said}"
+    )
+
+
+def _bad_host(host: Host, message: str, key: str) -> InputError:
+    place = f"hosts.{host.name}.{key}"
+    return InputError(message, file=host.file, line=host.line, host=host.name, field=place)
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:

@@ -91,14 +91,15 @@ class Emitter:
 class Session:
     """One host's connection, with everything it carried counted over reconnects."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, emit: Emitter) -> None:
         self.host = host
+        self.emit = emit
         self.traffic = ssh.Traffic()
         self._open: list[ssh.Link] = []
 
     def dial(self) -> ssh.Link:
         """A new connection to the host."""
-        link = ssh.connect(self.host)
+        link = ssh.connect(self.host, lambda text: self.emit({"e": "note", "text": text}))
         link.traffic = self.traffic
         self._open.append(link)
         return link
@@ -115,7 +116,7 @@ def run_host(host: Host, job: Job, launching: Callable[[str, str], None]) -> Out
     """
     begun = time.monotonic()
     emit = Emitter(job.view, host.name)
-    session, sight = Session(host), Sight()
+    session, sight = Session(host, emit), Sight()
 
     def work() -> Outcome:
         job.interrupts.begin()

@@ -30,6 +30,8 @@ from onhost.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
+BEGUN_MARK = "DDTREE-BEGUN"  # the first line of the program, once it has got what it is asked
+
 # Runs the sources that an earlier run of this version unpacked (`onhost/state/code.py`). Where there are none
 # it runs them from memory: asking for facts writes nothing on a host, in /tmp neither. In letters that no
 # shell takes for its own. What it is asked comes over stdin: it may name secrets, and all can read command
@@ -45,7 +47,12 @@ def take(count):
             sys.exit("facts: the connection ended")
         data += part
     return data
+def unpack():
+    return zlib.decompress(take({sources}).replace(b"=n", b"\\n").replace(b"=e", b"="))
 request, sources = take({request}), b""
+if request[:1] + request[-1:] != b"{{}}":
+    sys.exit("a login file has read part of what was sent to the program")
+os.write(1, b"\\n{begun}\\n")  # a login file may have begun a line
 state = {state_dir!r} or ("~/.local/state/ddtree-deploy" if os.geteuid() else "/var/lib/ddtree-deploy")
 code = os.path.expanduser(state) + "/code/" + sys.implementation.cache_tag + "-{digest}"
 try:
@@ -54,7 +61,7 @@ try:
 except OSError:
     ours = False
 if not ours:
-    sources = zlib.decompress(take({sources}))
+    sources = unpack()
     memory = os.memfd_create("onhost")
     with open(memory, "wb", closefd=False) as out:
         out.write(sources)
@@ -62,7 +69,7 @@ if not ours:
 sys.path.insert(0, code)
 sys.dont_write_bytecode = True
 from onhost.entry.serve import serve
-sys.exit(serve(request, lambda: sources or zlib.decompress(take({sources}))))
+sys.exit(serve(request, lambda: sources or unpack()))
 """
 
 
@@ -83,7 +90,8 @@ def archive() -> bytes:
 
 @functools.cache
 def _compressed() -> bytes:
-    return zlib.compress(archive(), 9)
+    """Without a newline: a login file that reads a line then waits, and does not take part of it away."""
+    return zlib.compress(archive(), 9).replace(b"=", b"=e").replace(b"\n", b"=n")
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ def facts_program(request: FactsRequest) -> Program:
     """What says what a host is, and then waits for a run to begin (`onhost/entry`)."""
     asked = json.dumps(to_dict(request)).encode()
     script = _BOOT.format(
+        begun=BEGUN_MARK,
         sources=len(_compressed()),
         request=len(asked),
         state_dir=request.state_dir,

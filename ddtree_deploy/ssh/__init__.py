@@ -5,10 +5,11 @@ with connect(host) as link:
 """
 
 from ddtree_deploy.ssh import become
+from ddtree_deploy.ssh.dial import connect, offered_key
 from ddtree_deploy.ssh.errors import host_key_error, transport_error
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files
-from ddtree_deploy.ssh.link import Link, connect, offered_key
-from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic
+from ddtree_deploy.ssh.link import Link
+from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Unbegun
 
 __all__ = [
     "Finished",
@@ -18,6 +19,7 @@ __all__ = [
     "Stream",
     "StreamEnded",
     "Traffic",
+    "Unbegun",
     "become",
     "connect",
     "host_key_error",

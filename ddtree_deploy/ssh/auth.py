@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import paramiko
 from paramiko import ssh_exception
-from paramiko.pkey import UnknownKeyType
 
-from ddtree_deploy.errors import InputError
-from ddtree_deploy.ssh import known_hosts
-from ddtree_deploy.ssh.errors import reason_of, transport_error
+from ddtree_deploy.errors import TransportError
+from ddtree_deploy.ssh.errors import transport_error
 from ddtree_deploy.ssh.host import SshHost, login_name
+from ddtree_deploy.ssh.keys import AGENT, Offer, offers
 from ddtree_deploy.ssh.stream import Watchdog
 from ddtree_deploy.ssh.tcp import bounded
 
-DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 # sshd ends a connection after six refused keys (MaxAuthTries) or fewer, so a full agent needs several.
 KEYS_PER_CONNECTION = 5
 CONNECTIONS_FOR_KEYS = 24
@@ -31,46 +26,61 @@ class AgentSilent(Exception):
 
 
 class Keys:
-    """Public keys only: the host's identity file, else the agent's keys and the usual files.
+    """Public keys only, as `keys.offers` has them.
 
-    Stands in for paramiko's AuthStrategy. `refused` (public blobs) is shared by the connections of one
-    `connect`; `more` says that another connection may get further.
+    Stands in for paramiko's AuthStrategy. `refused` (blob -> where it is from) is shared by the connections
+    of one `connect`; `more` says that another connection may get further. `passed_over`: what could not be
+    offered, and why.
     """
 
-    def __init__(self, host: SshHost, refused: set[bytes]) -> None:
+    def __init__(self, host: SshHost, refused: dict[bytes, str]) -> None:
         self.host = host
         self.refused = refused
+        self.passed_over: dict[str, str] = {}
         self.begun = False
         self.more = False
         self.dog: Watchdog | None = None
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        """Offer keys until one is taken. Raises AuthenticationException when none was."""
+        """Offer keys until one is taken. Raises TransportError when none was."""
         self.begun = True
         if self.dog:
             self.dog.seconds = AUTH_S + SIGN_S
         tried = 0
-        for key in self._candidates():
-            if key.asbytes() in self.refused:
+        for offer in offers(self.host, self.passed_over.__setitem__):
+            if offer.blob in self.refused:
                 continue
             if tried == KEYS_PER_CONNECTION:
                 self.more = True
                 break
             if self.dog:
                 self.dog.feed()
-            if self._offer(transport, key, first=not tried):
+            if self._offer(transport, offer, first=not tried):
                 return
             tried += 1
             if self.more:
                 break
-        if not tried and not self.refused:
-            raise transport_error(
-                self.host, "authentication", "there is no SSH key to offer: no agent, no identity_file"
-            )
-        raise ssh_exception.UnableToAuthenticate
+        raise self.no_way_in()
 
-    def _offer(self, transport: paramiko.Transport, key: paramiko.PKey, *, first: bool) -> bool:
-        """Whether the host takes the key."""
+    def no_way_in(self) -> TransportError:
+        """That no key was taken: each that was offered, and each that could not be, with the reason."""
+        files = dict.fromkeys(where for where in self.refused.values() if where != AGENT)
+        of_agent = list(self.refused.values()).count(AGENT)
+        offered = [*files, *([f"{of_agent} of {AGENT}"] if of_agent else [])]
+        said = "there is no SSH key to offer: no agent, no identity_file"
+        if offered:
+            user = login_name(self.host)
+            said = f"the host refused every key offered for user {user} ({', '.join(offered)})"
+        return transport_error(self.host, "authentication", "; ".join([said, *self.notes()]))
+
+    def notes(self) -> list[str]:
+        """What was passed over, in words."""
+        return [f"passed over {where}: {why}" for where, why in self.passed_over.items()]
+
+    def _offer(self, transport: paramiko.Transport, offer: Offer, *, first: bool) -> bool:
+        """Whether the host takes it."""
+        key = offer.key
+        key.public_blob = offer.certificate  # what the library sends in place of the key
         try:
             signer: Any = _BoundedKey(key) if isinstance(key, paramiko.AgentKey) else key
             further = transport.auth_publickey(login_name(self.host), signer)
@@ -85,39 +95,11 @@ class Keys:
             # The same, told in another way. Only the first was tried for certain.
             self.more = not transport.is_active()
             if not self.more or first:
-                self.refused.add(key.asbytes())
+                self.refused[offer.blob] = offer.where
             return False
         if further:
             raise ssh_exception.PartialAuthentication(further)
         return True
-
-    def _candidates(self) -> Iterator[paramiko.PKey]:
-        identity = self.host.identity_file
-        if identity is None:
-            yield from _agent_keys()
-            for name in DEFAULT_KEYS:
-                path = Path("~/.ssh").expanduser() / name
-                key = _load(path) if path.exists() else None
-                if key is not None:
-                    yield key
-            return
-        try:
-            key = _load(identity)
-        except (OSError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
-            raise InputError(f"identity_file {identity}: {reason_of(error)}", host=self.host.name) from error
-        if key is not None:
-            yield key
-            return
-        # Encrypted: the agent may hold it unlocked.
-        public = _public_blob(identity)
-        held = [k for k in _agent_keys() if public in (None, k.asbytes())]
-        if not held:
-            raise InputError(
-                f"identity_file {identity} is encrypted and the agent does not hold it",
-                host=self.host.name,
-                next_command=f"ssh-add {shlex.quote(str(identity))}",
-            )
-        yield from held
 
 
 class _BoundedKey:
@@ -135,30 +117,3 @@ class _BoundedKey:
             return bounded(lambda: self.key.sign_ssh_data(*args), SIGN_S, late)
         except TimeoutError as error:
             raise AgentSilent(error) from None
-
-
-def _agent_keys() -> list[paramiko.PKey]:
-    try:
-        return list(bounded(lambda: paramiko.Agent().get_keys(), 10.0, "the SSH agent does not answer"))
-    except (OSError, paramiko.SSHException):
-        return []
-
-
-def _load(path: Path) -> paramiko.PKey | None:
-    """The private key of the file; None when it is encrypted."""
-    try:
-        key: paramiko.PKey = paramiko.PKey.from_path(path)
-    except (TypeError, ssh_exception.PasswordRequiredException):
-        return None
-    except ValueError as error:
-        if "encrypted" in str(error).lower() or "password" in str(error).lower():
-            return None
-        raise
-    return key
-
-
-def _public_blob(identity: Path) -> bytes | None:
-    try:
-        return known_hosts.blob(identity.with_name(identity.name + ".pub").read_text())
-    except (OSError, ValueError):
-        return None

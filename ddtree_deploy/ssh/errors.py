@@ -69,6 +69,7 @@ _MESSAGES: tuple[tuple[type[BaseException], str], ...] = (
     (ssh_exception.MessageOrderError, "the host broke the order of SSH messages ({e})"),
     (UnknownKeyType, "a key of a type that is not supported ({e})"),
     (ssh_exception.SSHException, "{e}"),
+    (UnicodeDecodeError, "the host ended the connection with words that are not UTF-8"),
     (EOFError, "the host closed the connection during the SSH handshake"),
     (OSError, "cannot reach {address} port {port} ({e})"),
 )

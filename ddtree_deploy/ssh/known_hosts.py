@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import re
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,11 @@ class Entry:
     key_type: str
     key: bytes
 
-    def matches(self, name: str) -> bool:
-        """Whether this line is about `name` (see `host_name`)."""
+    def about(self, names: list[str]) -> bool:
+        """Whether this line is about one of the names (see `host_names`)."""
+        return any(self._matches(name) for name in names)
+
+    def _matches(self, name: str) -> bool:
         found = False
         for pattern in self.names:
             if pattern.startswith("|"):
@@ -49,17 +53,36 @@ class Entry:
                 found = found or _pattern_matches(pattern, name)
         return found
 
-    def names_only(self, name: str) -> bool:
+    def names_only(self, names: list[str]) -> bool:
         """Whether the line is about this host and no other, so that it may be dropped with the host's key."""
         return all(
-            p.lower() == name.lower() or (p.startswith("|") and _hash_matches(p, name)) for p in self.names
+            p.lower() in names or (p.startswith("|") and any(_hash_matches(p, name) for name in names))
+            for p in self.names
         )
+
+
+def canonical(address: str) -> str:
+    """The one form of an address: as the system writes it where it is an IP address, else in lower case.
+
+    OpenSSH does the same before it looks a host up: `0:0:0:0:0:0:0:1` is `::1`, `127.1` is `127.0.0.1`.
+    """
+    address = address.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return socket.getnameinfo(found[0][4], socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+    except (OSError, UnicodeError):
+        return address.lower()
 
 
 def host_name(address: str, port: int) -> str:
     """The name under which OpenSSH files a host: the plain address on port 22, else `[address]:port`."""
-    address = address.lower()
+    address = canonical(address)
     return address if port == SSH_PORT else f"[{address}]:{port}"
+
+
+def host_names(address: str, port: int) -> list[str]:
+    """The names under which a host may be on file: OpenSSH keeps a trailing dot, people may not."""
+    return list(dict.fromkeys([host_name(address, port), host_name(address.rstrip("."), port)]))
 
 
 def fingerprint(key: bytes) -> str:
@@ -79,11 +102,7 @@ def read(files: list[Path]) -> list[Entry]:
     """All usable lines of the files, in order; a missing file has none, a malformed line is passed over."""
     entries = []
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(_lines(file), 1):
             entry = _parse(file, number, line)
             if entry is not None:
                 entries.append(entry)
@@ -92,8 +111,8 @@ def read(files: list[Path]) -> list[Entry]:
 
 def trusted(entries: list[Entry], address: str, port: int) -> list[Entry]:
     """The entries whose keys this host may present."""
-    name = host_name(address, port)
-    return [e for e in entries if not e.marker and e.matches(name)]
+    names = host_names(address, port)
+    return [e for e in entries if not e.marker and e.about(names)]
 
 
 def algorithms(entries: list[Entry], address: str, port: int) -> list[str]:
@@ -112,8 +131,8 @@ def judge(entries: list[Entry], address: str, port: int, key: bytes) -> tuple[Ve
     A revoked key is refused even where another line trusts it. A host that has keys on file, but not this
     one, is `changed` (also when the new key is of another type: that is what an impostor would send).
     """
-    name = host_name(address, port)
-    revoked = [e for e in entries if e.marker == "@revoked" and e.key == key and e.matches(name)]
+    names = host_names(address, port)
+    revoked = [e for e in entries if e.marker == "@revoked" and e.key == key and e.about(names)]
     if revoked:
         return "revoked", revoked
     mine = trusted(entries, address, port)
@@ -129,20 +148,18 @@ def accept(file: Path, address: str, port: int, key_type: str, key: bytes) -> li
     The file is replaced in one rename; a new one is readable by its owner only. Lines that also name other
     hosts stay.
     """
-    name = host_name(address, port)
-    dropped = [
-        e for e in read([file]) if not e.marker and e.matches(name) and e.names_only(name) and e.key != key
-    ]
+    names = host_names(address, port)
+    mine = trusted(read([file]), address, port)
+    dropped = [e for e in mine if e.names_only(names) and e.key != key]
     numbers = {e.line for e in dropped}
-    old = file.read_text(encoding="utf-8") if file.exists() else ""
-    kept = [line for number, line in enumerate(old.splitlines(), 1) if number not in numbers]
-    kept.append(f"{name} {key_type} {base64.b64encode(key).decode()}")
+    kept = [line for number, line in enumerate(_lines(file), 1) if number not in numbers]
+    kept.append(f"{names[0]} {key_type} {base64.b64encode(key).decode()}")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = file.resolve()  # a symlinked known_hosts stays a symlink
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".known_hosts.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write("\n".join(kept) + "\n")
+        with os.fdopen(handle, "wb") as out:
+            out.write(("\n".join(kept) + "\n").encode(errors="surrogateescape"))
             out.flush()
             os.fsync(out.fileno())
         if target.exists():
@@ -152,6 +169,15 @@ def accept(file: Path, address: str, port: int, key_type: str, key: bytes) -> li
         Path(temporary).unlink(missing_ok=True)
         raise
     return dropped
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file, none where it is missing. Bytes that are not UTF-8 (in comments) survive."""
+    try:
+        text = file.read_bytes().decode(errors="surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _parse(file: Path, number: int, line: str) -> Entry | None:

@@ -1,8 +1,4 @@
-"""Connect strictly, run commands, never wait without a bound.
-
-Host keys are checked by `known_hosts`, not by the library: fabric installs a policy that accepts any key, and
-paramiko honours neither @revoked nor a second key type.
-"""
+"""A connection to a host: run commands on it, and never wait without a bound."""
 
 from __future__ import annotations
 
@@ -12,28 +8,35 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import fabric  # type: ignore[import-untyped]
 import paramiko
 
-from ddtree_deploy.errors import HostKeyError, InputError, TransportError
-from ddtree_deploy.ssh import become, known_hosts, tcp
-from ddtree_deploy.ssh.auth import AUTH_S, CONNECTIONS_FOR_KEYS, SIGN_S, Keys
-from ddtree_deploy.ssh.errors import host_key_error, translate, transport_error
-from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
-from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Watchdog
+from ddtree_deploy.ssh import become
+from ddtree_deploy.ssh.errors import translate, transport_error
+from ddtree_deploy.ssh.host import SshHost, login_name
+from ddtree_deploy.ssh.stream import Finished, LinkLost, Stream, StreamEnded, Traffic, Unbegun, Watchdog
 
 EXEC_S = 30.0
+SEND_S = 120.0  # for what a program reads before it answers: some 150 kB
+NOTICE_S = 3.0  # after so much silence we say what we wait for
+LOGIN_S = 20.0  # beside its connect_timeout: for login shell, sudo and interpreter of a host
 OUTPUT_LIMIT = 256 << 20
 NOISE_LIMIT = 64 << 10
+FLOOD_LIMIT = 128 << 20
+Tell = Callable[[str], None]
 
-# Without a handler Python prints the library's own tracebacks to stderr; its errors reach the user by ours.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").propagate = False
+
+@dataclass(frozen=True)
+class _Wait:
+    """What is waited for: a mark in a line, for how long, and what that means to people."""
+
+    mark: bytes
+    limit_s: float
+    what: str
+    stage: str
 
 
 @dataclass
@@ -42,6 +45,7 @@ class Link:
 
     host: SshHost
     connection: Any
+    tell: Tell  # what the user should know: what is waited for, what was passed over
     traffic: Traffic = field(default_factory=Traffic)
 
     def command(self, python: str, *args: str) -> str:
@@ -51,7 +55,8 @@ class Link:
     def stream(self, command: str, *, stage: str = "ssh") -> Stream:
         """Start a command. Raises TransportError when the host does not start it within 30 s."""
         transport: paramiko.Transport = self.connection.transport
-        with Watchdog(EXEC_S, self.abort) as dog:
+        notice = f"waiting for the host to open a session, {EXEC_S:.0f} s at most"
+        with Watchdog(NOTICE_S, lambda: self.tell(notice)), Watchdog(EXEC_S, self.abort) as dog:
             try:
                 channel = transport.open_session(timeout=EXEC_S)
                 channel.exec_command(command)
@@ -78,55 +83,77 @@ class Link:
         deadline = time.monotonic() + timeout
         stream = self.stream(command, stage=stage)
         stream.error_limit = OUTPUT_LIMIT
-        with self._bounded(timeout, deadline, stage) as dog:
+        with self._bounded(f"no answer within {timeout:.0f} s", deadline, stage) as dog:
             self._feed(stream, stdin, dog)
             with contextlib.suppress(LinkLost):
                 stream.end_input()
             return self._end_of(stream, b"", deadline, stage)
 
     def ask(
-        self,
-        command: str,
-        *stdin: bytes,
-        answer: bytes,
-        timeout: float,
-        stage: str,
+        self, command: str, *stdin: bytes, begun: bytes, answer: bytes, timeout: float, stage: str
     ) -> tuple[Stream, bytes | Finished]:
-        """Start a command and wait for its line that begins with `answer`; the command goes on after it.
+        """Start a command and wait for its line with `answer`; the command goes on after it.
 
-        Each part of `stdin` is a packet of its own: the host sees nothing of one that has not arrived whole.
-        Returns the command, and the rest of that line, or how the command ended without one.
+        stdin: each part is a packet of its own: the host sees nothing of one that has not arrived whole.
+        begun: what the command says first. Until then it is login shell, sudo and interpreter that take their
+            time: the host's connect_timeout and 20 s, at most.
+        timeout: seconds from there to the answer.
+
+        Returns the command, and the rest of the answer's line, or how the command ended without one.
 
         Raises:
-            TransportError: it could not be started, the connection was lost, or `timeout` seconds went by.
+            TransportError: it could not be started, the connection was lost, or time was up.
         """
-        deadline = time.monotonic() + timeout
+        shell = f"the login shell of {login_name(self.host)}{' and sudo' if self.host.become else ''}"
+        limit = self.host.connect_timeout_s + LOGIN_S
         stream = self.stream(command, stage=stage)
-        noise = b""
-        with self._bounded(timeout, deadline, stage) as dog:
-            for part in stdin:
-                self._feed(stream, part, dog)
-            while True:
-                try:
-                    line = stream.line(max(0.0, deadline - time.monotonic()))
-                except StreamEnded:
-                    return stream, self._end_of(stream, noise, deadline, stage)
-                if line is None:
-                    raise LinkLost("no answer in time")
-                if line.startswith(answer):
-                    return stream, line.removeprefix(answer)
-                noise = (noise + line + b"\n")[-NOISE_LIMIT:]
+        wait = _Wait(
+            begun, limit, f"{shell} to start Python (does a login file wait, or read its input?)", stage
+        )
+        said = self._wait_for(stream, wait, *stdin)
+        if isinstance(said, Finished):
+            return stream, Unbegun(said.rc, said.out, said.err)
+        wait = _Wait(answer, timeout, "Python there to say what the host is", stage)
+        return stream, self._wait_for(stream, wait)
+
+    def _wait_for(self, stream: Stream, wait: _Wait, *stdin: bytes) -> bytes | Finished:
+        """The rest of the line with the mark in it, or how the command ended without one."""
+        notice = f"waiting for {wait.what}, {wait.limit_s:.0f} s at most"
+        late = f"waited {wait.limit_s:.0f} s in vain for {wait.what}"
+        unsent = f"what was sent did not arrive within {SEND_S:.0f} s"
+        with Watchdog(NOTICE_S, lambda: self.tell(notice)):
+            with self._bounded(unsent, time.monotonic() + SEND_S, wait.stage) as dog:
+                for part in stdin:
+                    self._feed(stream, part, dog)
+            deadline = time.monotonic() + wait.limit_s
+            with self._bounded(late, deadline, wait.stage):
+                return self._answer(stream, wait, deadline)
+
+    def _answer(self, stream: Stream, wait: _Wait, deadline: float) -> bytes | Finished:
+        noise, before = b"", self.traffic.received
+        while True:
+            try:
+                line = stream.line(max(0.0, deadline - time.monotonic()))
+            except StreamEnded:
+                return self._end_of(stream, noise, deadline, wait.stage)
+            if line is None:
+                raise LinkLost("no answer in time")
+            _, found, rest = line.partition(wait.mark)  # a login file may have begun the line
+            if found:
+                return rest
+            noise = (noise + line + b"\n")[-NOISE_LIMIT:]
+            if self.traffic.received - before > FLOOD_LIMIT:
+                raise LinkLost(f"the host printed {FLOOD_LIMIT >> 20} MiB, and no answer among it")
 
     @contextlib.contextmanager
-    def _bounded(self, timeout: float, deadline: float, stage: str) -> Iterator[Watchdog]:
-        """Break the connection after `timeout` seconds, at `deadline`; its loss is a TransportError."""
+    def _bounded(self, late: str, deadline: float, stage: str) -> Iterator[Watchdog]:
+        """Break the connection at `deadline`; its loss is a TransportError, which says `late` then."""
         with Watchdog(deadline - time.monotonic(), self.abort) as dog:
             try:
                 yield dog
             except LinkLost as error:
-                late = dog.bitten or time.monotonic() >= deadline
-                why = f"no answer within {timeout:.0f} s" if late else str(error)
-                raise transport_error(self.host, stage, why) from error
+                over = dog.bitten or time.monotonic() >= deadline
+                raise transport_error(self.host, stage, late if over else str(error)) from error
 
     def _feed(self, stream: Stream, data: bytes, dog: Watchdog) -> None:
         """A command may end without reading its stdin; what it wrote says why. Raises LinkLost else."""
@@ -154,7 +181,7 @@ class Link:
 
     def abort(self) -> None:
         """Break the connection at once, from any thread; every wait on it ends."""
-        _shutdown(self.connection.connect_kwargs["sock"])
+        shutdown(self.connection.connect_kwargs["sock"])
 
     def close(self) -> None:
         """Close the connection; never blocks for long, never raises."""
@@ -171,113 +198,13 @@ class Link:
         self.close()
 
 
-def connect(host: SshHost) -> Link:
-    """Open a connection to the host, with its key checked and ourselves authenticated.
-
-    Raises:
-        HostKeyError: the host's key is unknown, changed or revoked.
-        TransportError: anything else that kept us out.
-        InputError: the identity file of the host cannot be used.
-    """
-    refused: set[bytes] = set()
-    for _ in range(CONNECTIONS_FOR_KEYS):
-        strategy = Keys(host, refused)
-        try:
-            return _connect_once(host, strategy, _policy(host))
-        except TransportError:
-            if not strategy.more:
-                raise
-    raise transport_error(host, "authentication", f"the host refused all of the {len(refused)} keys tried")
-
-
-def offered_key(host: SshHost) -> tuple[str, bytes]:
-    """The key type and blob that the host presents, whatever is on file. Nothing is authenticated or sent."""
-    seen: list[paramiko.PKey] = []
-
-    class Look(paramiko.MissingHostKeyPolicy):
-        def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-            seen.append(key)
-            raise HostKeyError("only looking")
-
-    try:
-        _connect_once(host, Keys(host, set()), Look()).close()
-    except HostKeyError:
-        return seen[0].get_name(), seen[0].asbytes()
-    raise AssertionError("the policy refuses every key")
-
-
-def _connect_once(host: SshHost, strategy: Keys, policy: paramiko.MissingHostKeyPolicy) -> Link:
-    try:
-        sock = tcp.connect(host.address, host.port, host.connect_timeout_s)
-    except Exception as error:
-        raise translate(error, host, "connect") from error
-    wanted = known_hosts.algorithms(known_hosts.read(known_hosts_files(host)), host.address, host.port)
-
-    connection = fabric.Connection(
-        host.address,
-        user=login_name(host),
-        port=host.port,
-        config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
-        connect_timeout=host.connect_timeout_s + 5,
-        connect_kwargs={
-            "sock": sock,
-            "transport_factory": partial(_transport, wanted),
-            "auth_strategy": strategy,
-            "banner_timeout": host.connect_timeout_s,
-            "auth_timeout": AUTH_S + SIGN_S,
-            "channel_timeout": EXEC_S,
-        },
-    )
-    connection.client.set_missing_host_key_policy(policy)
-    link = Link(host, connection)
-    bound = host.connect_timeout_s + 5
-    with Watchdog(bound, lambda: _shutdown(sock)) as dog:
-        strategy.dog = dog
-        try:
-            connection.open()
-        except BaseException as error:
-            link.close()
-            if isinstance(error, HostKeyError | InputError | KeyboardInterrupt):
-                raise
-            stage = "authentication" if strategy.begun else "connect"
-            if dog.bitten:
-                raise transport_error(
-                    host, stage, f"the SSH handshake did not end within {dog.seconds:.0f} s"
-                ) from error
-            raise translate(error, host, stage) from error
-    return link
-
-
-def _transport(key_types: list[str], sock: socket.socket, **options: Any) -> paramiko.Transport:
-    """A transport that prefers these kinds of host key, best first."""
-    transport = paramiko.Transport(sock, **options)
-    security = transport.get_security_options()
-    able = list(security.key_types)
-    first = [kind for kind in key_types if kind in able]
-    security.key_types = [*first, *(kind for kind in able if kind not in first)]
-    return transport
-
-
-def _policy(host: SshHost) -> paramiko.MissingHostKeyPolicy:
-    files = known_hosts_files(host)
-
-    class Strict(paramiko.MissingHostKeyPolicy):
-        def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-            verdict, lines = known_hosts.judge(
-                known_hosts.read(files), host.address, host.port, key.asbytes()
-            )
-            if verdict != "known":
-                raise host_key_error(host, verdict, key.get_name(), key.asbytes(), lines)
-
-    return Strict()
-
-
 def _quote_path(path: str) -> str:
     home = re.match(r"~[A-Za-z0-9._-]*/", path)
     return home.group() + shlex.quote(path[home.end() :]) if home else shlex.quote(path)
 
 
-def _shutdown(sock: socket.socket) -> None:
+def shutdown(sock: socket.socket) -> None:
+    """Break a connection, from any thread, without blocking."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:

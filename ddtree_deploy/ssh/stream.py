@@ -35,6 +35,10 @@ class Finished:
     err: bytes
 
 
+class Unbegun(Finished):
+    """A command that ended before the program in it had said that it begins."""
+
+
 class Channel(Protocol):
     """What is used of `paramiko.Channel`."""
 
@@ -84,6 +88,7 @@ class Watchdog:
 
     def __exit__(self, *error: object) -> None:
         self._done.set()
+        self._thread.join(1.0)  # after this nothing is bitten any more
 
 
 class Stream:

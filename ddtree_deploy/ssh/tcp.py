@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -33,6 +33,36 @@ def connect(address: str, port: int, seconds: float) -> socket.socket:
             continue
         return sock
     raise problem
+
+
+class Legible:
+    """A socket on which all that comes before the SSH version is ASCII.
+
+    A server may say what it likes there (RFC 4253, 4.2), in whatever bytes; the SSH library wants UTF-8.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._line = b""  # as far as it has come
+        self._over = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def recv(self, count: int) -> bytes:
+        data = self._sock.recv(count)
+        seen = b""
+        while data and not self._over:
+            line, end, rest = data.partition(b"\n")
+            self._line += line[:4]
+            self._over = self._line.startswith(b"SSH-")
+            if not self._over:
+                seen, data = seen + (line + end).translate(_ASCII), rest
+                self._line = b"" if end else self._line
+        return seen + data
+
+
+_ASCII = bytes(byte if byte < 0x80 else ord("?") for byte in range(256))
 
 
 def _set_up(sock: socket.socket) -> None:

@@ -129,6 +129,6 @@ def test_facts_run_from_what_is_unpacked_and_answer_the_same(tmp_path: Path) -> 
     (folder,) = (tmp_path / code.CODE).iterdir()
     gather = folder / "onhost" / "facts" / "gather.py"
     gather.write_text("def main(request): print('from the folder'); return 7")
-    assert (ask().returncode, ask().stdout) == (7, b"from the folder\n")
+    assert (ask().returncode, ask().stdout) == (7, b"\nDDTREE-BEGUN\nfrom the folder\n")
     folder.chmod(0o777)
     assert b"DDTREE-FACTS" in ask().stdout, "what others may write to is not run"

@@ -73,6 +73,19 @@ def test_a_frozen_server_is_noticed_when_a_command_is_started(
         link.run("true", timeout=60)
 
 
+def test_a_host_that_takes_long_to_open_a_session_is_named(
+    host: Host, frozen: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    with ssh.connect(host, told.append) as link:
+        monkeypatch.setattr(link_module, "EXEC_S", 2.0)
+        monkeypatch.setattr(link_module, "NOTICE_S", 0.2)
+        frozen()
+        with pytest.raises(TransportError, match="did not start a command within 2 s"):
+            link.run("true", timeout=60)
+    assert told[-1] == "waiting for the host to open a session, 2 s at most"
+
+
 def test_lines_arrive_as_they_are_written_and_stdin_stays_open(link: ssh.Link) -> None:
     stream = link.stream("read x; echo one $x; read y; echo two $y; printf torn")
     stream.send(b"1\n")

@@ -123,6 +123,11 @@ def test_a_key_that_the_host_does_not_know_is_refused(host: Host, tmp_path: Path
     assert caught.value.stage == "authentication" and caught.value.exit_code == 4
 
 
+def test_a_known_hosts_file_that_cannot_be_read_is_bad_input(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"known_hosts .*: Is a directory"):
+        ssh.connect(dataclasses.replace(host, known_hosts=tmp_path))
+
+
 def test_an_identity_file_that_is_absent_is_bad_input(host: Host, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere"):
         ssh.connect(dataclasses.replace(host, identity_file=tmp_path / "nowhere"))

@@ -76,7 +76,7 @@ def test_plain_progress_does_not_flood_a_log() -> None:
     assert len(out.getvalue().splitlines()) == 2
 
 
-@pytest.mark.parametrize("kind", ["progress", "verdict", "output", "undo", "noise", "disconnected"])
+@pytest.mark.parametrize("kind", ["progress", "verdict", "output", "undo", "noise", "note", "disconnected"])
 def test_every_plain_line_is_safe(kind: str) -> None:
     event = {
         "e": kind,

@@ -97,6 +97,18 @@ REFUSED = {
         "hosts:\n  a: {address: 'x:22', python: /p}\n",
         ":2: hosts.a.address: 'x:22': give the port as `port:`, not in the address",
     ),
+    "IPv6 address with port": (
+        "hosts:\n  a: {address: '[::1]:22', python: /p}\n",
+        ":2: hosts.a.address: '[::1]:22': give the port as `port:`, not in the address",
+    ),
+    "name in brackets": (
+        "hosts:\n  a: {address: '[x]', python: /p}\n",
+        ":2: hosts.a.address: '[x]' is not a host name or an IP address",
+    ),
+    "empty label": (
+        "hosts:\n  a: {address: a..b, python: /p}\n",
+        ":2: hosts.a.address: 'a..b' is not a host name or an IP address",
+    ),
     "address that is an option": (
         "hosts:\n  a: {address: -oProxyCommand=x, python: /p}\n",
         ":2: hosts.a.address: '-oProxyCommand=x' is not a host name or an IP address",
@@ -295,6 +307,25 @@ def test_names_of_services_without_a_unit_differ_by_port(tmp_path: Path) -> None
     made = loaded(tmp_path, service(URL, "kind: adopted")).hosts["a"].service
     assert made is not None
     assert made.name == "sglang-30000"
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [
+        ("[fd00::1]", "[fd00:0:0::1]"),
+        ("FD00::A", "[fd00::a]"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "[::FFFF:10.0.0.1]"),
+        ("gpu.lab.", "GPU.lab"),
+        ("gpu.lab", "gpu.lab."),
+    ],
+)
+def test_case_48_an_address_and_an_endpoint_may_differ_in_form(
+    tmp_path: Path, address: str, endpoint: str
+) -> None:
+    text = service(f"      endpoint: 'http://{endpoint}:30000'\n").replace("10.0.0.1\n", f"'{address}'\n", 1)
+    made = loaded(tmp_path, text).hosts["a"]
+    assert made.address == address.strip("[]") and made.service is not None
 
 
 def test_endpoints_that_are_the_host_itself(tmp_path: Path) -> None:

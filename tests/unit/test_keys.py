@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import paramiko
 import pytest
 
 from ddtree_deploy.inputs.inventory import Host
+from ddtree_deploy.ssh import auth, keys
 from ddtree_deploy.ssh.auth import Keys
 
 
 class Key:
+    public_blob = None
+
     def __init__(self, name: str) -> None:
         self.name = name
 
     def asbytes(self) -> bytes:
         return self.name.encode()
+
+
+def offered(*names: str) -> Iterator[keys.Offer]:
+    for name in names:
+        key: Any = Key(name)
+        yield keys.Offer(f"file {name}", key)
 
 
 class Server:
@@ -38,10 +48,10 @@ class Server:
 def test_a_server_that_hangs_up_after_some_keys_is_called_again_with_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused: set[bytes] = set()
-    keys = Keys(Host("a", "10.0.0.1", "/python"), refused)
-    monkeypatch.setattr(keys, "_candidates", lambda: iter([Key("one"), Key("two"), Key("three")]))
+    refused: dict[bytes, str] = {}
+    ours = Keys(Host("a", "10.0.0.1", "/python"), refused)
+    monkeypatch.setattr(auth, "offers", lambda *_: offered("one", "two", "three"))
     server: Any = Server()
     with pytest.raises(EOFError):
-        keys.authenticate(server)
-    assert keys.more and refused == {b"one"}, "nobody knows what it thought of the second"
+        ours.authenticate(server)
+    assert ours.more and refused == {b"one": "file one"}, "nobody knows what it thought of the second"

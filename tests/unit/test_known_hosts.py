@@ -60,6 +60,62 @@ def test_names(tmp_path: Path, names: str, address: str, port: int, found: bool)
     assert bool(kh.trusted(lines, address, port)) is found
 
 
+@pytest.mark.parametrize(
+    ("address", "filed"),
+    [
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("::0001", "::1"),
+        ("[::1]", "::1"),
+        ("FE80::A", "fe80::a"),
+        ("2001:DB8:0:0:1:0:0:1", "2001:db8::1:0:0:1"),
+        ("::FFFF:127.0.0.1", "::ffff:127.0.0.1"),
+        ("0:0:0:0:0:ffff:7f00:1", "::ffff:127.0.0.1"),
+        ("127.1", "127.0.0.1"),
+        ("Host.Example.COM", "host.example.com"),
+        ("Host.Example.COM.", "host.example.com."),
+        ("a..b", "a..b"),
+    ],
+)
+@pytest.mark.parametrize("port", [22, 2222])
+def test_case_48_an_address_has_one_form(tmp_path: Path, address: str, filed: str, port: int) -> None:
+    name = filed if port == 22 else f"[{filed}]:{port}"
+    assert kh.host_name(address, port) == name
+    for names in (name, f"10.9.9.9,{name}", hashed(name)):
+        lines = entries(tmp_path, f"{names} ssh-ed25519 {b64(ONE)}")
+        assert kh.judge(lines, address, port, ONE)[0] == "known"
+        assert kh.judge(lines, address, port, TWO)[0] == "changed"
+        assert kh.algorithms(lines, address, port) == ["ssh-ed25519"]
+        assert kh.judge(lines, address, port + 1, ONE)[0] == "unknown"
+    assert kh.judge(entries(tmp_path, f"@revoked {name} t {b64(ONE)}"), address, port, ONE)[0] == "revoked"
+
+
+@pytest.mark.parametrize("port", [22, 2222])
+def test_case_48_a_name_with_a_dot_at_its_end_is_found_without_it_too(tmp_path: Path, port: int) -> None:
+    name = "a.lab" if port == 22 else "[a.lab]:2222"
+    lines = entries(tmp_path, f"{name} ssh-ed25519 {b64(ONE)}", f"@revoked {name} ssh-ed25519 {b64(TWO)}")
+    assert kh.judge(lines, "A.lab.", port, ONE)[0] == "known"
+    assert kh.judge(lines, "A.lab.", port, TWO)[0] == "revoked"
+    assert kh.judge(lines, "A.lab.", port, RSA)[0] == "changed"
+
+
+def test_case_48_trust_replaces_what_is_on_file_under_any_form(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text(f"::1 ssh-rsa {b64(RSA)}\n{hashed('a.lab')} ssh-rsa {b64(RSA)}\n")
+    assert len(kh.accept(file, "0:0:0:0:0:0:0:1", 22, "ssh-ed25519", ONE)) == 1
+    assert len(kh.accept(file, "A.lab.", 22, "ssh-ed25519", ONE)) == 1
+    assert file.read_text() == f"::1 ssh-ed25519 {b64(ONE)}\na.lab. ssh-ed25519 {b64(ONE)}\n"
+
+
+def test_accepting_keeps_bytes_that_are_not_utf_8_and_odd_line_ends(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    old = b"# K\xf6ln\r\nother ssh-ed25519 " + b64(TWO).encode() + b" m\xfcller\x0c \xc2\x85 x\n"
+    file.write_bytes(old + f"host ssh-rsa {b64(RSA)}".encode())
+    (dropped,) = kh.accept(file, "host", 22, "ssh-ed25519", ONE)
+    assert dropped.line == 3
+    assert file.read_bytes() == old + f"host ssh-ed25519 {b64(ONE)}\n".encode()
+    assert kh.judge(kh.read([file]), "other", 22, TWO)[0] == "known"
+
+
 def test_comments_blank_and_malformed_lines_are_passed_over(tmp_path: Path) -> None:
     lines = entries(
         tmp_path,
