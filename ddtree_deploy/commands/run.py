@@ -70,7 +70,7 @@ def rollback(  # noqa: PLR0917
     yes: Yes = False,
     json_lines: Json = False,
 ) -> int:
-    """Go back to what the last rollout found. Without TARGET: on the hosts of the last rollout from here."""
+    """Go back from the live release to the one before it. Without TARGET: undo the last rollout from here."""
     inventory = inputs.load_hosts(hosts)
     runs: dict[str, str] = {}
     if target is None:

@@ -49,10 +49,15 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class NothingToDo:
-    """There is nothing to do; not an error (exit 0). `reason` says why, for people."""
+    """There is nothing to do. `reason` says why, for people.
+
+    missed: what was asked for is not so, and cannot be done; else it is so already, which is a pass.
+    """
 
     host: str
     reason: str
+    missed: bool = False
+    next_command: str = ""
 
 
 def facts_request(host: Host, payload: Payload | None, *, contents: bool = False) -> FactsRequest:

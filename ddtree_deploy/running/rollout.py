@@ -153,10 +153,11 @@ def _run(
         answer = ask(link, host, facts_request(host, job.payload))
     known = Known(host, answer.facts)
     made = job.make(known, _options(job, key))
-    if isinstance(made, NothingToDo) or (job.payload is not None and made.changes.empty and _serving(known)):
-        live = f"this release is live already ({known.live})"
-        reason = made.reason if isinstance(made, NothingToDo) else live
-        return Outcome.nothing(host.name, job.playbook.action, reason)
+    if not isinstance(made, NothingToDo) and job.payload and made.changes.empty and _serving(known):
+        made = NothingToDo(host.name, f"this release is live already ({known.live})")
+    if isinstance(made, NothingToDo):
+        action, following = job.playbook.action, made.next_command
+        return Outcome.nothing(host.name, action, made.reason, missed=made.missed, following=following)
     made = _agree(known, job, made, emit)
     run_dir = run_dir_of(known.facts, made.plan.run)
     follower = Follower(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..programs import systemctl
-from ..state import layout, releases
+from ..state import layout, line, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
 from ..state.lock import read_owner
@@ -53,9 +53,10 @@ def gather(asked: FactsRequest) -> Facts:
             raise site_facts.ProbeError(f"state_dir: {place} on the host is not a folder")
     installed = releases.installed(site_dir)
     files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
-    kept = [Kept(*line) for line in releases.line_of_live(site_dir)]
+    live = str((installed or {}).get("release", ""))
+    kept, base = ([Kept(*link[:3]) for link in links] for links in line.leading_back(site_dir))
     owned = {p for room in ("files", "changed") for p in (installed or {}).get(room, {})}
-    owned |= {p for line in kept for p in line.paths}
+    owned |= {p for k in (*kept, *base) for p in k.paths}
     bases = sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*"))
     service = _service(asked, site_dir)
     gpus, gpu_problem = host_facts.gpus()
@@ -85,7 +86,7 @@ def gather(asked: FactsRequest) -> Facts:
         },
         installed=installed,
         installed_files={p: site_facts.file_state(files, p, asked.contents) for p in sorted(owned)},
-        releases=[_of(Release, line) for line in releases.lines(site_dir)[-RELEASES:]],
+        releases=_releases(site_dir, {live, *(k.previous for k in kept)}),
         lock=lock_facts(site_dir),
         orphan=orphan_facts(site_dir),
         gpus=gpus,
@@ -94,6 +95,7 @@ def gather(asked: FactsRequest) -> Facts:
         systemd=systemctl.booted(),
         bases=bases,
         kept=kept,
+        base=base,
         base_contents={
             digest: site_facts.packed(data)
             for digest in (bases if asked.contents else [])
@@ -105,6 +107,13 @@ def gather(asked: FactsRequest) -> Facts:
         cuda=site_facts.cuda_of(site.packages["torch"].folder) if "torch" in site.packages else "",
         pip_freeze=site_facts.freeze(site.purelib),
     )
+
+
+def _releases(site_dir: Path, named: set[str]) -> list[Release]:
+    """The newest, and `named` ones however old they are, oldest first."""
+    found = releases.lines(site_dir)
+    new = len(found) - RELEASES
+    return [_of(Release, entry) for n, entry in enumerate(found) if n >= new or entry["run"] in named]
 
 
 def _service(asked: FactsRequest, site_dir: Path) -> ServiceFacts | None:
