@@ -76,6 +76,8 @@ def _never_began(host: Host, run: str, error: GateFailed) -> DeployError:
 
 
 def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:
+    if facts.lock.elsewhere:
+        raise unlocking.refuse(host, "attach", facts.lock)
     if facts.lock.held and facts.lock.run:
         return facts.lock.run
     if facts.orphan is not None:
@@ -99,8 +101,7 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
     with Interrupts(), ssh.connect(host) as link:
         facts = ask_facts(link, host, facts_request(host, None))
         if facts.lock.held:
-            held = f"run {facts.lock.run} of {facts.lock.who} holds the host since {facts.lock.since}"
-            raise unlocking.refuse(host, "recover", f"{held}: it lives, there is nothing to recover")
+            raise unlocking.refuse(host, "recover", facts.lock, ": it lives, there is nothing to recover")
         if facts.orphan is None:
             outcome = Outcome(host.name, "recover", 0, verdict="pass", state=STATE_UNTOUCHED)
             outcome.reason = "there is nothing to recover"
@@ -135,9 +136,9 @@ def unlock(
     begun = time.monotonic()
     with Interrupts(), ssh.connect(host) as link:
         facts = ask_facts(link, host, facts_request(host, None))
-        if facts.lock.held and not force:
+        if facts.lock.held and (facts.lock.elsewhere or not force):
             force_it = f", or end it and put the host back: ddtree-deploy unlock {host.name} --force"
-            raise unlocking.refuse(host, "unlock", unlocking.in_words(facts.lock), force_it)
+            raise unlocking.refuse(host, "unlock", facts.lock, ways=force_it)
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ddtree_deploy import ssh
-from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupted, LockedError
+from ddtree_deploy.errors import DeployError, GateFailed, InputError, Interrupted
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
@@ -22,7 +22,7 @@ from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.known import Known
-from ddtree_deploy.running import local_step, signing
+from ddtree_deploy.running import local_step, signing, unlocking
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
@@ -258,15 +258,8 @@ def _serving(known: Known) -> bool:
 
 def refuse_if_locked(host: Host, facts: Facts) -> None:
     """Raise LockedError naming the owner. The runner checks again; this only answers sooner."""
-    lock = facts.lock
-    if lock.held:
-        raise LockedError(
-            f"run {lock.run} of {lock.who} holds the host since {lock.since}, at step {lock.step or '?'}",
-            stage="lock",
-            host=host.name,
-            state="the other run goes on, we touched nothing",
-            next_command=f"ddtree-deploy attach {host.name}",
-        )
+    if facts.lock.held:
+        raise unlocking.refuse(host, "lock", facts.lock)
 
 
 def of_end(host: str, action: str, end: dict[str, Any]) -> Outcome:

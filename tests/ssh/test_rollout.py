@@ -391,6 +391,23 @@ def test_the_next_rollout_recovers_a_dead_run_first(box: Box) -> None:
     assert [e["run"] for e in done.events if e["e"] == "recovered"] == [dead]
 
 
+def test_case_40_the_same_venv_under_two_state_dirs_is_one_venv(box: Box) -> None:
+    box.write_hosts(other={"state_dir": str(box.root / "state2")})
+    flag = with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    held = f"run {running.seen[-1]['run']} of "
+    for words in (["rollout", "--yes"], ["unlock", "--force"], ["attach"], ["recover"]):
+        refused = box.run(words[0], "other", *words[1:])
+        assert refused.code == 5, refused
+        assert held in refused.stderr and f"not here but in {box.state}" in refused.stderr, refused
+    assert held.split()[1] in box.plain("status", "other").stdout
+    flag.touch()
+    assert running.finish().code == 0
+    assert box.plain("unlock", "other").returncode == 0
+    assert not list((box.root / "state2").glob("sites/*/runs/*"))
+
+
 # ---- with a service --------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,12 @@ import pwd
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..programs import systemctl
-from ..state import layout, line, releases
+from ..state import holder, layout, line, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
 from ..state.lock import read_owner
@@ -87,7 +88,7 @@ def gather(asked: FactsRequest) -> Facts:
         installed=installed,
         installed_files={p: site_facts.file_state(files, p, asked.contents) for p in sorted(owned)},
         releases=_releases(site_dir, {live, *(k.previous for k in kept)}),
-        lock=lock_facts(site_dir),
+        lock=lock_facts(site_dir, layout.venv_folders({"site": site.purelib, "package_dir": folder})),
         orphan=orphan_facts(site_dir),
         gpus=gpus,
         processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
@@ -134,8 +135,8 @@ def _of(cls: Any, values: dict[str, Any]) -> Any:
     return cls(**{k: v for k, v in values.items() if k in names})
 
 
-def lock_facts(site_dir: Path) -> LockFacts:
-    """Who holds the venv now."""
+def lock_facts(site_dir: Path, folders: Sequence[str] = ()) -> LockFacts:
+    """Who holds the venv now. folders: its own, which others may hold who keep their state somewhere else."""
     owner: dict[str, Any] = {}
     end = time.monotonic() + OWNER_S
     while is_held(site_dir / LOCK):
@@ -144,7 +145,11 @@ def lock_facts(site_dir: Path) -> LockFacts:
             break
         time.sleep(0.02)  # it has the lock, and is about to say who it is, or to let it go
     else:
-        return LockFacts()
+        owner = next((found for found in map(holder.of_folder, folders) if found), {})
+        if not owner:
+            return LockFacts()
+        # Else it has taken our lock since.
+        owner["elsewhere"] = owner.get("state_dir") != str(site_dir.parent.parent)
     facts: LockFacts = _of(LockFacts, {**owner, "held": True})
     return facts
 

@@ -86,6 +86,8 @@ class LockFacts:
     pid: int = 0
     since: str = ""
     step: str = ""
+    state_dir: str = ""  # of the holder, where it is not that of the host entry
+    elsewhere: bool = False  # the holder is no run in this state folder
 
 
 @dataclass(frozen=True)
