@@ -51,6 +51,7 @@ class ChangeSet:
     steps: tuple[StepLine, ...]
     warnings: tuple[str, ...] = ()
     launch_changed: bool = False  # `launch:` is not what the live release was started with (its env, say)
+    digest: str = ""  # of a rollout: over all that it was planned from (see `digest`)
 
     @property
     def empty(self) -> bool:

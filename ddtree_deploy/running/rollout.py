@@ -22,7 +22,7 @@ from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.known import Known
-from ddtree_deploy.running import local_step, signing, unlocking
+from ddtree_deploy.running import expected, local_step, signing, unlocking
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
@@ -46,6 +46,7 @@ class Job:
     confirm: Callable[[ChangeSet], bool]
     payload: Payload | None = None  # of a rollout
     accept_drift: bool = False
+    expect: tuple[str, ...] = ()  # digests of plans: no other goes out
     patience: Patience = field(default_factory=Patience)
 
 
@@ -145,6 +146,7 @@ def _run(
     link = _connect(host, emit, session)
     answer = _ask(host, job, link, emit)
     if answer.facts.orphan is not None:  # put right before anything is planned
+        expected.refuse_orphan(host, job.expect, answer.facts.orphan.run)
         emit.run = answer.facts.orphan.run
         answer.close()
         recovered = recover_orphan(host, link, answer.facts, emit.run, emit)
@@ -153,6 +155,7 @@ def _run(
         answer = ask(link, host, facts_request(host, job.payload))
     known = Known(host, answer.facts)
     made = job.make(known, _options(job, key))
+    expected.require(host, job.expect, made.changes.digest if isinstance(made, PlanResult) else "")
     if not isinstance(made, NothingToDo) and job.payload and made.changes.empty and _serving(known):
         made = NothingToDo(host.name, f"this release is live already ({known.live})")
     if isinstance(made, NothingToDo):
@@ -306,6 +309,7 @@ def plan_event(made: PlanResult, steps: list[str]) -> dict[str, Any]:
         "command": list(made.changes.command),
         "new_command": list(made.changes.new_command),
         "warnings": list(made.changes.warnings),
+        "digest": made.changes.digest,
     }
 
 
