@@ -138,6 +138,7 @@ def calibrate(  # noqa: PLR0917
         "restarts": restarts,
         "prompts": baseline.options["prompts"],
         "bench": baseline.options["bench"],
+        "hang_after_s": baseline.options["hang_after_s"],
     }
     book = restarting(base, Step("calibrate", "calibrate", restarts * RESTART_S, options))
     inputs.require_consent(yes, f"calibrate {target}")

@@ -96,6 +96,8 @@ def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -
     out += _launch(changes)
     out += ["", "steps"]
     out += [_step(step) for step in changes.steps]
+    longest = sum(step.timeout_s for step in changes.steps if not step.skipped)
+    out += [f"  {'in all':<10} at most {format_duration(longest)}; the undo has its own limit, 1h a step"]
     if changes.warnings:
         out += ["", "warnings", *(f"  {warning}" for warning in changes.warnings)]
     if changes.empty and changes.action == "rollout":
