@@ -143,7 +143,8 @@ def calibrate(  # noqa: PLR0917
     inventory = inputs.load_hosts(hosts)
     base = measuring(playbook, inventory.resolve(target), "calibrate")
     baseline = base.steps[-2].options
-    options = {"restarts": restarts, **{key: baseline[key] for key in ("prompts", "bench")}}
+    kept = {key: baseline[key] for key in ("prompts", "bench", "hang_after_s")}
+    options = {"restarts": restarts, **kept}
     book = restarting(base, Step("calibrate", "calibrate", restarts * RESTART_S, options))
     inputs.require_consent(yes, f"calibrate {target}")
 

@@ -51,7 +51,8 @@ def plan(  # noqa: PLR0917
 
     def one(host: Host) -> None:
         changes, drift = _changes(known_of(host, load, contents=True), load, book, accept_drift)
-        _tell(json_lines, "changes", host, asdict(changes), render(changes))
+        text = f"{render(changes)}\ndigest    {changes.digest}"
+        _tell(json_lines, "changes", host, asdict(changes), text)
         if drift is not None:
             raise drift
 

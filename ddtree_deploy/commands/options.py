@@ -31,6 +31,14 @@ AcceptDrift = Annotated[
         help="Replace files that are neither upstream's nor ours; they are kept in the backup.",
     ),
 ]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expect",
+        metavar="DIGEST",
+        help="Refuse any plan but this one, which `plan` printed; once for each host.",
+    ),
+]
 Hosts = Annotated[
     Path | None, typer.Option("--hosts", metavar="FILE", help="The hosts (default: hosts.yaml).")
 ]

@@ -80,6 +80,8 @@ def _never_began(host: Host, run: str, error: GateFailed, sight: Sight) -> Deplo
 
 
 def _run_to_follow(host: Host, facts: Facts, record: Record) -> str:
+    if facts.lock.elsewhere:
+        raise unlocking.refuse(host, "attach", facts.lock)
     if facts.lock.held and facts.lock.run:
         return facts.lock.run
     if facts.orphan is not None:
@@ -100,8 +102,7 @@ def recover(target: Target, hosts: Hosts = None, json_lines: Json = False) -> in
 
     def act(link: ssh.Link, facts: Facts, emit: Emitter, settle: Settle) -> Outcome:
         if facts.lock.held:
-            lives = f"{unlocking.in_words(facts.lock)}: it lives, there is nothing to recover"
-            raise unlocking.refuse(host, "recover", lives)
+            raise unlocking.refuse(host, "recover", facts.lock, ": it lives, there is nothing to recover")
         if facts.orphan is None:
             return Outcome.nothing(host.name, "recover", "there is nothing to recover")
         run = emit.run = facts.orphan.run
@@ -144,9 +145,9 @@ def unlock(
     host = inputs.single(inputs.load_hosts(hosts).resolve(target), "unlock")
 
     def act(link: ssh.Link, facts: Facts, emit: Emitter, settle: Settle) -> Outcome:
-        if facts.lock.held and not force:
+        if facts.lock.held and (facts.lock.elsewhere or not force):
             force_it = f", or end it and put the host back: ddtree-deploy unlock {host.name} --force"
-            raise unlocking.refuse(host, "unlock", unlocking.in_words(facts.lock), force_it)
+            raise unlocking.refuse(host, "unlock", facts.lock, ways=force_it)
         emit.run = facts.lock.run
         if facts.lock.held:
             emit({"e": "progress", "step": "unlock", "text": unlocking.in_words(facts.lock)})

@@ -12,6 +12,7 @@ from ddtree_deploy.commands import inputs
 from ddtree_deploy.commands.options import (
     AcceptDrift,
     AnyTarget,
+    Expect,
     Hosts,
     Json,
     PayloadDir,
@@ -20,7 +21,9 @@ from ddtree_deploy.commands.options import (
     Yes,
 )
 from ddtree_deploy.console import View
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.inventory import Host, Inventory
+from ddtree_deploy.planning import digest
 from ddtree_deploy.planning.changes import ChangeSet, render
 from ddtree_deploy.planning.plan import make_rollback, make_rollout
 from ddtree_deploy.running import fleet
@@ -37,10 +40,14 @@ def rollout(  # noqa: PLR0917
     payload: PayloadDir = None,
     hosts: Hosts = None,
     accept_drift: AcceptDrift = False,
+    expect: Expect = None,
     yes: Yes = False,
     json_lines: Json = False,
 ) -> int:
     """Bring the payload onto hosts, through every gate; a failed gate puts the host back as it was."""
+    for text in expect or ():
+        if problem := digest.problem(text):
+            raise InputError(problem, field="--expect", next_command=f"ddtree-deploy plan {target}")
     inventory = inputs.load_hosts(hosts)
     chosen = inventory.resolve(target)
     book = inputs.load_rollout(playbook, chosen)
@@ -56,6 +63,7 @@ def rollout(  # noqa: PLR0917
         make=lambda known, options: make_rollout(known, load, book, options),
         payload=load,
         accept_drift=accept_drift,
+        expect=tuple(expect or ()),
     ).exit_code
 
 
@@ -70,7 +78,7 @@ def rollback(  # noqa: PLR0917
     yes: Yes = False,
     json_lines: Json = False,
 ) -> int:
-    """Go back to what the last rollout found. Without TARGET: on the hosts of the last rollout from here."""
+    """Go back from the live release to the one before it. Without TARGET: undo the last rollout from here."""
     inventory = inputs.load_hosts(hosts)
     runs: dict[str, str] = {}
     if target is None:

@@ -50,7 +50,7 @@ def sweep(  # noqa: PLR0917
     base = gates.measuring(playbook, [host], "sweep")
     baseline = base.steps[-2].options
     options = {
-        **{key: baseline[key] for key in ("prompts", "tokens", "max_new_tokens", "bench")},
+        **{key: baseline[key] for key in ("prompts", "tokens", "max_new_tokens", "bench", "hang_after_s")},
         "budgets": tried,
         "concurrency": loads,
         "passes": passes,

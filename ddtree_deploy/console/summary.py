@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ddtree_deploy.errors import gravest
 from ddtree_deploy.running import next_command
-from ddtree_deploy.running.outcome import Outcome, figures, meaning
+from ddtree_deploy.running.outcome import Outcome, exit_code_of, figures, meaning
 from ddtree_deploy.text import safe, size, span
 
 
@@ -43,7 +42,7 @@ def fleet_lines(outcomes: list[Outcome], waiting: list[str]) -> list[str]:
     if len(outcomes) + len(waiting) < 2:
         return []
     good = sum(o.exit_code == 0 for o in outcomes)
-    code = gravest([o.exit_code for o in outcomes])
+    code = exit_code_of(outcomes)
     line = f"{good} of {len(outcomes) + len(waiting)} hosts passed"
     if waiting:
         line += f"; not begun after the failure: {', '.join(waiting)}"
@@ -53,4 +52,6 @@ def fleet_lines(outcomes: list[Outcome], waiting: list[str]) -> list[str]:
 def _word(outcome: Outcome) -> str:
     if outcome.exit_code == 0:
         return "passed"
+    if outcome.verdict == "skipped":
+        return "did nothing"
     return {7: "inconclusive", 8: "left to the host", 130: "interrupted"}.get(outcome.exit_code, "failed")

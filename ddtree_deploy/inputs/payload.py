@@ -32,6 +32,7 @@ class Item:
     base_sha256: str = ""  # of the upstream file that it replaces; "" = a new file
     origin: str = ""  # path below the payload folder; "" = generated
     patched: bytes | None = None  # of a patch: the content, where the payload has the upstream file
+    executable: bool = False  # of a `file`
 
     @property
     def blob(self) -> str:
@@ -143,10 +144,10 @@ def _variant(doc: Document, loc: Loc, model: VariantModel, top: PayloadModel, re
 
     for i, file in enumerate(model.files):
         at = (*loc, "files", i)
-        for rel, data in _located(doc, (*at, "from"), reader.tree, file.from_).items():
+        for rel, (data, executable) in _located(doc, (*at, "from"), reader.tree, file.from_).items():
             ref = f"{file.to}/{rel}" if rel else file.to
             origin = f"{file.from_}/{rel}" if rel else file.from_
-            add(Item(ref, "file", data, archive.digest(data), origin=origin), at)
+            add(Item(ref, "file", data, archive.digest(data), origin=origin, executable=executable), at)
     for i, overlay in enumerate(model.overlays):
         add(_overlay(doc, (*loc, "overlays", i), overlay, reader), (*loc, "overlays", i))
     if model.dist_info:
@@ -171,11 +172,11 @@ def _variant(doc: Document, loc: Loc, model: VariantModel, top: PayloadModel, re
 
 def _overlay(doc: Document, at: Loc, model: OverlayModel, reader: Reader) -> Item:
     if model.file is not None:
-        data = _located(doc, (*at, "file"), reader.file, model.file)
+        data, executable = _located(doc, (*at, "file"), reader.content, model.file)
         digest = archive.digest(data)
         if digest == model.base:
             raise doc.error((*at, "file"), f"{model.file} is the upstream file itself, nothing would change")
-        return Item(model.to, "file", data, digest, model.base, model.file)
+        return Item(model.to, "file", data, digest, model.base, model.file, executable=executable)
     assert model.patch is not None
     data = _located(doc, (*at, "patch"), reader.file, model.patch)
     if model.base_file is not None:

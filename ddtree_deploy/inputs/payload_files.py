@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.payload_schema import check_relative
@@ -16,6 +17,13 @@ MAX_FILES = 10_000
 _NEVER = ("__pycache__",)  # and dotfiles, *.pyc
 
 
+class Content(NamedTuple):
+    """Of one file."""
+
+    data: bytes
+    executable: bool  # by its owner: the one bit of a mode that is installed
+
+
 class Reader:
     """Reads below `root`; counts what it has read, so that a payload that is too large is refused early."""
 
@@ -23,7 +31,7 @@ class Reader:
         self.root = root
         self.total = 0
 
-    def tree(self, rel: str) -> dict[str, bytes]:
+    def tree(self, rel: str) -> dict[str, Content]:
         """`{"": content}` for a file; for a folder, the content of each file by its path below it.
 
         `__pycache__`, `*.pyc` and dotfiles are left out. Raises InputError naming the offending path.
@@ -31,7 +39,7 @@ class Reader:
         path = self._checked(rel)
         if not path.is_dir():
             return {"": self._read(path)}
-        found: dict[str, bytes] = {}
+        found: dict[str, Content] = {}
         pending = [path]
         while pending:
             folder = pending.pop()
@@ -51,7 +59,11 @@ class Reader:
         return found
 
     def file(self, rel: str) -> bytes:
-        """The content of one regular file."""
+        """The bytes of one regular file."""
+        return self.content(rel).data
+
+    def content(self, rel: str) -> Content:
+        """One regular file."""
         path = self._checked(rel)
         if path.is_dir():
             raise InputError("expected a file, this is a folder", file=path)
@@ -84,7 +96,7 @@ class Reader:
         except ValueError as problem:
             raise InputError(str(problem), file=safe(path)) from None
 
-    def _read(self, path: Path) -> bytes:
+    def _read(self, path: Path) -> Content:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
@@ -95,13 +107,15 @@ class Reader:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise InputError("is a socket or device; a payload holds files only", file=path)
+            if info.st_mode & (stat.S_ISUID | stat.S_ISGID):
+                raise InputError("is setuid or setgid; no such file is installed", file=path)
             if info.st_size > MAX_FILE:
                 raise InputError(f"is too large: {size(info.st_size)}, at most {size(MAX_FILE)}", file=path)
             data = f.read()
         self.total += len(data)
         if self.total > MAX_TOTAL:
             raise InputError(f"the payload is larger than {size(MAX_TOTAL)}", file=path)
-        return data
+        return Content(data, bool(info.st_mode & stat.S_IXUSR))
 
 
 def _special(path: Path) -> bool:

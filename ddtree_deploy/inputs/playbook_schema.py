@@ -24,6 +24,13 @@ class StepModel(Model):
         return self.model_dump(by_alias=True)
 
 
+class Asking(StepModel):
+    """A step whose requests the server has to answer."""
+
+    # Without an answer for so long (for each 128 tokens of it) the server hangs, and the step fails.
+    hang_after: Timeout = Field(default=60.0, serialization_alias="hang_after_s")
+
+
 class Preflight(StepModel):
     min_free: Size = Field(default=1024**3, serialization_alias="min_free_bytes")
 
@@ -42,7 +49,7 @@ class Bench(Model):
     min_round: Duration = Field(default=5.0, serialization_alias="min_round_s")
 
 
-class Baseline(StepModel):
+class Baseline(Asking):
     prompts: str = "prompts.jsonl"  # relative to the playbook
     tokens: Count = 8
     max_new_tokens: Count = 32
@@ -74,14 +81,14 @@ class Health(StepModel):
         return self
 
 
-class Tokens(StepModel):
+class Tokens(Asking):
     epsilon: Annotated[float, Field(gt=0, le=1)] | None = None  # None: as the reference against itself
     max_tie_share: Share | None = None
     # Relative to the playbook; None: the baseline of this run.
     golden: str | None = Field(default=None, exclude=True)
 
 
-class Acceptance(StepModel):
+class Acceptance(Asking):
     max_steps_ratio: Annotated[float, Field(ge=1, le=1000)] = 1.0
     against: str | None = Field(default=None, exclude=True)  # a baseline file, relative to the playbook
     dataset: str | None = None  # which of its data sets the prompts are
@@ -95,7 +102,7 @@ class Acceptance(StepModel):
         return self
 
 
-class Benchmark(StepModel):
+class Benchmark(Asking):
     min_ratio: Ratio | None = 0.95  # None: speed is reported, not judged
     assume_restart_sd: Annotated[float, Field(gt=0, le=0.5)] | None = None
     expected_ratio: Ratio = 1.0
@@ -116,11 +123,10 @@ class Benchmark(StepModel):
         return self.model_dump(by_alias=True, exclude=None if self.bench else {"bench"})
 
 
-class Soak(StepModel):
+class Soak(Asking):
     requests: Count = 200
     concurrency: Count = 4
     max_new_tokens: Count = 16
-    hang_after: Timeout = Field(default=60.0, serialization_alias="hang_after_s")
     max_memory_growth: Annotated[float, Field(ge=0, le=100)] = 0.1
 
 

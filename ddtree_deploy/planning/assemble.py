@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,6 +16,7 @@ from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Release
 from ddtree_deploy.onhost.wire.kinds import TABLE
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, to_dict
+from ddtree_deploy.planning import digest
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.known import PACKAGE, Known
 from ddtree_deploy.planning.plan_steps import step_specs
@@ -49,10 +50,15 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class NothingToDo:
-    """There is nothing to do; not an error (exit 0). `reason` says why, for people."""
+    """There is nothing to do. `reason` says why, for people.
+
+    missed: what was asked for is not so, and cannot be done; else it is so already, which is a pass.
+    """
 
     host: str
     reason: str
+    missed: bool = False
+    next_command: str = ""
 
 
 def facts_request(host: Host, payload: Payload | None, *, contents: bool = False) -> FactsRequest:
@@ -127,8 +133,9 @@ def assemble(
     warnings: Sequence[str] = (),
     **own: Any,
 ) -> PlanResult:
-    """The plan: what all actions share, and the fields of its `own`; `payload` only says which checks there
-    are, `warnings` are beside those of the host.
+    """The plan: what all actions share, and the fields of its `own`. `warnings` are beside those of the host.
+
+    payload: of a rollout; it says which checks there are, and is part of the digest.
     """
     host, facts = known.host, known.facts
     steps = step_specs(host, playbook, payload)
@@ -156,7 +163,10 @@ def assemble(
         secrets=dict(options.secrets),
         **own,
     )
-    return PlanResult(plan, blob, _changes(known, playbook, plan, files, [*_warnings(known), *warnings]))
+    changes = _changes(known, playbook, plan, files, [*_warnings(known), *warnings])
+    if payload is not None:
+        changes = replace(changes, digest=digest.of(known, payload, playbook, plan))
+    return PlanResult(plan, blob, changes)
 
 
 def _warnings(known: Known) -> list[str]:

@@ -51,6 +51,7 @@ class ChangeSet:
     steps: tuple[StepLine, ...]
     warnings: tuple[str, ...] = ()
     launch_changed: bool = False  # `launch:` is not what the live release was started with (its env, say)
+    digest: str = ""  # of a rollout: over all that it was planned from (see `digest`)
 
     @property
     def empty(self) -> bool:
@@ -95,6 +96,8 @@ def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -
     out += _launch(changes)
     out += ["", "steps"]
     out += [_step(step) for step in changes.steps]
+    longest = sum(step.timeout_s for step in changes.steps if not step.skipped)
+    out += [f"  {'in all':<10} at most {format_duration(longest)}; the undo has its own limit, 1h a step"]
     if changes.warnings:
         out += ["", "warnings", *(f"  {warning}" for warning in changes.warnings)]
     if changes.empty and changes.action == "rollout":

@@ -25,12 +25,14 @@ class Way:
 
 
 def one_step(known: Known) -> Way:
-    """To what the rollout of the live release found.
+    """To what the rollout of the live release found. Raises InputError where its backup is gone.
 
     `changed` in installed.json lists its paths (path -> ref): files of the release, and those that it removed
     or put back to upstream's.
     """
     run, release = known.live, known.release(known.live)
+    if run not in [kept.run for kept in known.facts.kept]:
+        raise _refused(known, f"the backup of {run}, the live release, is gone")
     every = {path: own["ref"] for path, own in known.owned.items()}
     changed = (known.facts.installed or {}).get("changed", every)
     return Way({path: (run, ref) for path, ref in changed.items()}, run, release.previous if release else "")
@@ -40,7 +42,8 @@ def to_release(known: Known, wanted: str) -> Way:
     """To a release in the line of the live one, or to `base`. Raises InputError."""
     goal = resolve(known, wanted)
     sources: dict[str, tuple[str, str]] = {}
-    for kept in known.facts.kept:  # the live one first: what an earlier backup has wins
+    # The live one first: what an earlier backup has wins.
+    for kept in known.facts.kept if goal else known.facts.base:
         sources |= {path: (kept.run, ref) for path, ref in kept.paths.items()}
         if kept.previous == goal:
             return Way(sources, kept.run, goal)
@@ -72,7 +75,7 @@ def resolve(known: Known, wanted: str) -> str:
 
 def targets(facts: Facts) -> list[str]:
     """The releases that can be gone back to, newest first; `base` for before the first."""
-    return [kept.previous or BASE for kept in facts.kept]
+    return [kept.previous for kept in facts.kept if kept.previous] + ([BASE] if facts.base else [])
 
 
 def _refused(known: Known, reason: str) -> InputError:

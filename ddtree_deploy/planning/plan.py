@@ -63,40 +63,48 @@ def make_rollout(known: Known, payload: Payload, playbook: Playbook, options: Ru
 def make_rollback(
     known: Known, playbook: Playbook, options: RunOptions, *, of_run: str = "", to: str = ""
 ) -> PlanResult | NothingToDo:
-    """Plan the way back from the installed release to what its rollout found, or to an earlier release.
+    """Plan the way back from the live release to the good one before it, or to an earlier release.
 
-    of_run: the rollout to undo, as the controller remembers it; "" = whatever is installed. If that release
-    is not live (it was rolled back, by itself or by hand) there is nothing to do. to: a release, or `base`.
+    of_run: the only rollout that may be undone, as the controller remembers it; "" = whichever is live.
+    to: a release, or `base`. What is not a state but a step (no `to`) and cannot be done is `missed`.
     Raises DriftError if the host has moved since, InputError for a release that cannot be gone back to.
     """
     expect_action(playbook, "rollback")
-    name, live, releases = known.name, known.live, known.facts.releases
-    last = releases[-1] if releases else None
+    name, live = known.name, known.live
     goal = going_back.resolve(known, to) if to else ""
-    if known.facts.installed is None:
-        back = f"already back: run {last.run} ended {last.verdict}" if last else ""
-        return NothingToDo(name, back or "nothing of ours is installed")
     if to and goal == live:
-        return NothingToDo(name, f"{live} is live already")
-    failed = last is not None and last.action == "rollout" and last.verdict != "good" and last.run != live
-    if not to and ((of_run and of_run != live) or (failed and not of_run)):
-        undone = of_run or (last.run if last else "")
-        further = f"further back: ddtree-deploy releases {name}, then rollback {name} --to RELEASE"
-        return NothingToDo(name, f"already back: {undone} is not live, {live} is; {further}")
+        return NothingToDo(name, f"{live or 'what was before the first rollout'} is live already")
+    if known.facts.installed is None:
+        if to:
+            going_back.to_release(known, to)  # refuses
+        return NothingToDo(name, f"nothing of ours is installed{_ended(known, of_run)}", missed=True)
+    if of_run and of_run != live:
+        said = f"the last rollout from here is not live{_ended(known, of_run)}; {live} is"
+        return NothingToDo(name, said, missed=True, next_command=f"ddtree-deploy rollback {name}")
     check_service(known, accept_drift=options.accept_drift, back=True)
     way = going_back.to_release(known, to) if to else going_back.one_step(known)
     targets, files = restores(known, way.sources, options.accept_drift)
+    undone = "" if to else _ended(known, "")
     return assemble(
         known,
         playbook,
         options,
         archive.build(playbook.attachments),
         files=files,
+        warnings=[f"this goes behind the live release{undone}"] if undone else [],
         **fields_of(known.release(way.back_to)),
         targets=targets,
         back_to=way.back_to,
         undoes=way.undoes,
     )
+
+
+def _ended(known: Known, run: str) -> str:
+    """How the rollout `run` ended ("": the last one), where it was put back; in brackets."""
+    found = [r for r in known.facts.releases if r.action == "rollout" and run in ("", r.run)]
+    back = found and found[-1].verdict in ("bad", "rolled-back")
+    ended = f"ended {found[-1].verdict} and was undone by itself" if back else "was rolled back"
+    return f" (rollout {found[-1].run} {ended})" if found and found[-1].run != known.live else ""
 
 
 def _refuse_held(known: Known) -> None:

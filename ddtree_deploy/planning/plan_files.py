@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs.payload import Item, Variant
 from ddtree_deploy.onhost.wire.protocol import FileState, Target
 from ddtree_deploy.planning.changes import FileChange, content_of, diff
@@ -25,8 +26,17 @@ class PlannedFile:
     @classmethod
     def of(cls, known: Known, item: Item) -> PlannedFile:
         file = known.file(item.ref)
-        # An upstream file keeps its mode; ours are plain files.
-        mode = file.mode & 0o7777 if item.base_sha256 and file.kind == "file" else 0o644
+        mode = 0o755 if item.executable else 0o644
+        if item.base_sha256 and file.kind == "file":  # an upstream file keeps its mode
+            mode = file.mode & 0o7777
+            if item.executable and not mode & 0o111:
+                raise InputError(
+                    f"{item.origin} is executable, and {item.ref}, which it replaces, is not: what "
+                    "replaces a file of SGLang's gets its mode",
+                    host=known.name,
+                    stage="plan",
+                    next_command=f"chmod -x {item.origin}, in the payload",
+                )
         return cls(item, file, live(known, item.ref, file, item.base_sha256), mode)
 
     @property

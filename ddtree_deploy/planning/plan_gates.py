@@ -28,7 +28,8 @@ def make_gates(
 def make_confirm(known: Known, playbook: Playbook, options: RunOptions) -> PlanResult | NothingToDo:
     """Plan to call the held release good; nothing to do where none is held."""
     if known.held is None:
-        return NothingToDo(known.name, f"no release is held; live is {known.live or 'none of ours'}")
+        live = known.live or "none of ours"
+        return NothingToDo(known.name, f"no release is held; live is {live}", missed=not known.live)
     return _without_files(known, playbook, options, {}, back_to=known.held.run)
 
 

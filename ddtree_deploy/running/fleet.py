@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from ddtree_deploy.errors import gravest
 from ddtree_deploy.inputs.inventory import Host
-from ddtree_deploy.running.outcome import Outcome
+from ddtree_deploy.running.outcome import Outcome, exit_code_of
 from ddtree_deploy.running.record import Last
 from ddtree_deploy.running.rollout import Job, run_host
 
@@ -21,8 +20,8 @@ class FleetOutcome:
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the hosts'."""
-        return gravest([o.exit_code for o in self.outcomes])
+        """Of all hosts together."""
+        return exit_code_of(self.outcomes)
 
 
 def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
@@ -40,7 +39,7 @@ def run(target: str, hosts: list[Host], job: Job) -> FleetOutcome:
     for host in hosts:
         outcome = run_host(host, job, remember)
         outcomes.append(outcome)
-        if outcome.exit_code != 0:
+        if outcome.exit_code != 0 and outcome.verdict != "skipped":
             break
     fleet = FleetOutcome(outcomes, [h.name for h in hosts[len(outcomes) :]])
     job.view.fleet(fleet.outcomes, fleet.waiting)

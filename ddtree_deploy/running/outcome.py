@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ddtree_deploy.errors import DeployError
+from ddtree_deploy.errors import DeployError, gravest
 from ddtree_deploy.onhost.wire.protocol import STATE_UNTOUCHED
 from ddtree_deploy.running import next_command
 
@@ -31,7 +31,7 @@ class Outcome:
     action: str  # rollout | rollback | attach
     exit_code: int
     run: str = ""
-    verdict: str = ""  # pass | fail | inconclusive | interrupted | error
+    verdict: str = ""  # pass | fail | inconclusive | interrupted | error | skipped: nothing was done
     state: str = ""  # what the host is in now
     step: str = ""  # where it ended, if not by a pass
     reason: str = ""
@@ -51,10 +51,13 @@ class Outcome:
         return {**fields, "meaning": meaning(self.exit_code)}
 
     @classmethod
-    def nothing(cls, host: str, action: str, reason: str) -> Outcome:
-        """The outcome of a host on which there was nothing to do."""
-        status = f"ddtree-deploy status {host}"
-        return cls(host, action, 0, "", "pass", STATE_UNTOUCHED, reason=reason, next_command=status)
+    def nothing(
+        cls, host: str, action: str, reason: str, *, missed: bool = False, following: str = ""
+    ) -> Outcome:
+        """The outcome of a host on which nothing was done: a pass if it is as it was asked for already."""
+        code, verdict = (2, "skipped") if missed else (0, "pass")
+        following = following or f"ddtree-deploy {'releases' if missed else 'status'} {host}"
+        return cls(host, action, code, "", verdict, STATE_UNTOUCHED, reason=reason, next_command=following)
 
     @classmethod
     def of_error(cls, error: DeployError, host: str, action: str) -> Outcome:
@@ -76,6 +79,12 @@ class Outcome:
 def meaning(exit_code: int) -> str:
     """What an exit code says, in a few words."""
     return MEANING.get(exit_code, "unknown exit code")
+
+
+def exit_code_of(outcomes: list[Outcome]) -> int:
+    """Of several hosts: the gravest. One on which nothing was done counts where nothing was done anywhere."""
+    done = [o for o in outcomes if o.verdict != "skipped"]
+    return gravest([o.exit_code for o in done or outcomes])
 
 
 def figures(outcome: Outcome) -> list[tuple[str, str, str]]:

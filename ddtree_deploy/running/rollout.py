@@ -21,7 +21,7 @@ from ddtree_deploy.onhost.wire.facts import Facts
 from ddtree_deploy.planning.assemble import NothingToDo, PlanResult, RunOptions, facts_request
 from ddtree_deploy.planning.changes import ChangeSet
 from ddtree_deploy.planning.known import Known
-from ddtree_deploy.running import local_step, signing, unlocking
+from ddtree_deploy.running import expected, local_step, signing, unlocking
 from ddtree_deploy.running.complaint import complain
 from ddtree_deploy.running.follow import Follower, Patience
 from ddtree_deploy.running.interrupts import Interrupts
@@ -47,6 +47,7 @@ class Job:
     confirm: Callable[[ChangeSet], bool]
     payload: Payload | None = None  # of a rollout
     accept_drift: bool = False
+    expect: tuple[str, ...] = ()  # digests of plans: no other goes out
     patience: Patience = field(default_factory=Patience)
 
 
@@ -156,6 +157,7 @@ def _run(  # noqa: PLR0917
     link = _connect(host, emit, session)
     answer = _ask(host, job, link, emit)
     if answer.facts.orphan is not None:  # put right before anything is planned
+        expected.refuse_orphan(host, job.expect, answer.facts.orphan.run)
         emit.run = answer.facts.orphan.run
         answer.close()
         recovered = recover_orphan(host, link, answer.facts, emit.run, emit, sight)
@@ -164,10 +166,12 @@ def _run(  # noqa: PLR0917
         answer = ask(link, host, facts_request(host, job.payload))
     known = Known(host, answer.facts)
     made = job.make(known, _options(job, key))
-    if isinstance(made, NothingToDo) or (job.payload is not None and made.changes.empty and _serving(known)):
-        live = f"this release is live already ({known.live})"
-        reason = made.reason if isinstance(made, NothingToDo) else live
-        return Outcome.nothing(host.name, job.playbook.action, reason)
+    expected.require(host, job.expect, made.changes.digest if isinstance(made, PlanResult) else "")
+    if not isinstance(made, NothingToDo) and job.payload and made.changes.empty and _serving(known):
+        made = NothingToDo(host.name, f"this release is live already ({known.live})")
+    if isinstance(made, NothingToDo):
+        action, following = job.playbook.action, made.next_command
+        return Outcome.nothing(host.name, action, made.reason, missed=made.missed, following=following)
     made = _agree(known, job, made, emit)
     run_dir = run_dir_of(known.facts, made.plan.run)
     follower = Follower(
@@ -277,7 +281,7 @@ def _serving(known: Known) -> bool:
 def refuse_if_locked(host: Host, facts: Facts) -> None:
     """Raise LockedError naming the owner. The runner checks again; this only answers sooner."""
     if facts.lock.held:
-        raise unlocking.refuse(host, "lock", unlocking.in_words(facts.lock))
+        raise unlocking.refuse(host, "lock", facts.lock)
 
 
 def of_end(host: str, action: str, end: dict[str, Any]) -> Outcome:
@@ -326,6 +330,7 @@ def plan_event(made: PlanResult, steps: list[str]) -> dict[str, Any]:
         "command": list(made.changes.command),
         "new_command": list(made.changes.new_command),
         "warnings": list(made.changes.warnings),
+        "digest": made.changes.digest,
     }
 
 

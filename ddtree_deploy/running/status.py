@@ -71,6 +71,7 @@ def lines_of(name: str, data: dict[str, Any]) -> list[str]:
         lines.append(
             f"  lock     held by run {lock['run']} of {lock['who']} since {lock['since']}, "
             f"step {lock['step'] or '?'}"
+            + (f"; its state is in {lock['state_dir'] or 'another place'}" if lock["elsewhere"] else "")
         )
     else:
         lines.append("  lock     free")

@@ -15,19 +15,25 @@ from ddtree_deploy.ssh import Link
 def in_words(lock: LockFacts) -> str:
     """Who holds the lock, since when, at which step."""
     who = f"run {lock.run or '?'} of {lock.who or 'somebody who has not said'}"
+    place = f"; its state is not here but in {lock.state_dir or 'a place unknown'}" if lock.elsewhere else ""
     return (
-        f"{who} holds the host since {lock.since or '?'}, at step {lock.step or '?'} (pid {lock.pid or '?'})"
+        f"{who} holds the host since {lock.since or '?'}, at step {lock.step or '?'} "
+        f"(pid {lock.pid or '?'}){place}"
     )
 
 
-def refuse(host: Host, stage: str, held: str, ways: str = "") -> LockedError:
+def refuse(host: Host, stage: str, lock: LockFacts, more: str = "", ways: str = "") -> LockedError:
     """What a command says that does nothing while the runner lives. ways: what else may be done."""
+    following = f"ddtree-deploy attach {host.name}{ways}"
+    if lock.elsewhere:  # nothing of ours reaches it from here
+        own = f", with state_dir: {lock.state_dir} and its user in hosts.yaml" if lock.state_dir else ""
+        following = f"wait for it, then the same command; or ddtree-deploy unlock {host.name}{own}"
     return LockedError(
-        held,
+        in_words(lock) + more,
         stage=stage,
         host=host.name,
-        state="the run goes on, we touched nothing",
-        next_command=f"ddtree-deploy attach {host.name}{ways}",
+        state="the other run goes on, we touched nothing",
+        next_command=following,
     )
 
 

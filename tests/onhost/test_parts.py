@@ -20,7 +20,7 @@ from ddtree_deploy.onhost.context import Context, UndoFailed
 from ddtree_deploy.onhost.programs import detach
 from ddtree_deploy.onhost.run import interruption
 from ddtree_deploy.onhost.staging import archive
-from ddtree_deploy.onhost.state import durable, layout, releases
+from ddtree_deploy.onhost.state import durable, layout, line, releases
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.steps import install
 from ddtree_deploy.onhost.wire.masking import escape
@@ -182,7 +182,7 @@ def test_five_backups_are_kept_and_those_that_are_needed(tmp_path: Path) -> None
         {"run": "01", "previous": "00", "verdict": "good"},
     ]
     (tmp_path / "releases.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    releases.prune(tmp_path, keep_run="11")
+    line.prune(tmp_path, keep={"11"})
     kept = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert kept == ["00", "01", "02", "07", "08", "09", "10", "11"]
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_being_sent_is_not_pruned(tmp_path: Path) -> None:
     for number in range(30):
         add_run(tmp_path, f"{number:02d}", *ENDED, backup=False)
     (tmp_path / "runs" / "000-arriving").mkdir()
-    releases.prune(tmp_path, keep_run="29")
+    line.prune(tmp_path, keep={"29"})
     kept = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert kept == ["000-arriving", *(f"{n:02d}" for n in range(10, 30))]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_deploy.onhost.state import durable, layout, lock, releases
+from ddtree_deploy.onhost.state import durable, layout, line, lock, releases
 from ddtree_deploy.onhost.state.journal import Journal, read
 from ddtree_deploy.onhost.state.lock import FileLock, SiteLock
 from ddtree_deploy.onhost.wire.protocol import Target, to_dict
@@ -126,9 +126,9 @@ def release(site_dir: Path, run: str, before: str, *, backup: bool = True, plann
 def test_the_line_of_the_live_release_leads_back_over_all_rollouts(tmp_path: Path) -> None:
     release(tmp_path, "r1", "")
     release(tmp_path, "r2", "r1")
-    assert releases.line_of_live(tmp_path) == [
-        ("r2", "r1", {"/s/r2.py": "site:r2.py"}),
-        ("r1", "", {"/s/r1.py": "site:r1.py"}),
+    assert line.leading_back(tmp_path)[0] == [
+        ("r2", "r1", {"/s/r2.py": "site:r2.py"}, {"/s/r2.py"}, True),
+        ("r1", "", {"/s/r1.py": "site:r1.py"}, {"/s/r1.py"}, True),
     ]
 
 
@@ -136,7 +136,7 @@ def test_the_line_of_the_live_release_leads_back_over_all_rollouts(tmp_path: Pat
 def test_the_line_ends_where_a_backup_is_gone(tmp_path: Path, gone: dict[str, Any]) -> None:
     release(tmp_path, "r1", "", **gone)
     release(tmp_path, "r2", "r1")
-    assert [run for run, _, _ in releases.line_of_live(tmp_path)] == ["r2"]
+    assert [[link.run for link in links] for links in line.leading_back(tmp_path)] == [["r2"], []]
 
 
 def test_what_the_live_release_replaced_is_kept_however_many_came_after(tmp_path: Path) -> None:
@@ -148,6 +148,6 @@ def test_what_the_live_release_replaced_is_kept_however_many_came_after(tmp_path
     (tmp_path / releases.RELEASES).write_text(
         "".join(json.dumps({"run": r, "previous": p, "verdict": "good"}) + "\n" for r, p in [("r01", "")])
     )
-    releases.prune(tmp_path, keep_run="r13")
+    line.prune(tmp_path, keep={"r13"})
     kept = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert kept == ["r01", "r02", "r09", "r10", "r11", "r12", "r13"]

@@ -391,6 +391,58 @@ def test_the_next_rollout_recovers_a_dead_run_first(box: Box) -> None:
     assert [e["run"] for e in done.events if e["e"] == "recovered"] == [dead]
 
 
+def test_case_40_the_same_venv_under_two_state_dirs_is_one_venv(box: Box) -> None:
+    box.write_hosts(other={"state_dir": str(box.root / "state2")})
+    flag = with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    held = f"run {running.seen[-1]['run']} of "
+    for words in (["rollout", "--yes"], ["unlock", "--force"], ["attach"], ["recover"]):
+        refused = box.run(words[0], "other", *words[1:])
+        assert refused.code == 5, refused
+        assert held in refused.stderr and f"not here but in {box.state}" in refused.stderr, refused
+    assert held.split()[1] in box.plain("status", "other").stdout
+    flag.touch()
+    assert running.finish().code == 0
+    assert box.plain("unlock", "other").returncode == 0
+    assert not list((box.root / "state2").glob("sites/*/runs/*"))
+
+
+def test_case_41_what_was_planned_is_what_goes_out(box: Box) -> None:
+    digest = box.run("plan", "box").events[-1]["digest"]
+    shown = box.plain("plan", "box").stdout
+    assert shown.splitlines()[-1] == f"digest    {digest}", "the same again, as the last line"
+    before = box.snapshot()
+    module = box.work / "payload/tiny_ddtree/module0.py"
+    was = module.read_text()
+    module.write_text(was + "X = 1\n")
+    refused = box.run("rollout", "box", "--yes", "--expect", digest)
+    assert refused.code == 6 and "what differs: payload;" in refused.stderr, refused
+    assert "nothing was touched" in refused.stderr
+    assert differs(box, before) == [] and not box.state.exists()
+    assert box.run("rollout", "box", "--yes", "--expect", digest[:-1]).code == 2
+    module.write_text(was)
+    done = box.run("rollout", "box", "--yes", "--expect", "0" * 64, "--expect", digest)
+    assert done.code == 0, done
+    assert next(e for e in done.events if e["e"] == "plan")["digest"] == digest
+    again = box.run("rollout", "box", "--yes", "--expect", digest)
+    assert again.code == 6 and "what differs: facts;" in again.stderr, "it is live: another plan"
+
+
+def test_case_41_a_dead_run_is_not_recovered_under_a_digest_made_before(box: Box) -> None:
+    digest = box.run("plan", "box").events[-1]["digest"]
+    with_run_step(box, "install")
+    running = box.start("rollout", "box", "--yes")
+    running.until(lambda e: e.get("text") == "waiting", "the held step")
+    os.kill(next(e["pid"] for e in running.seen if e["e"] == "run"), signal.SIGKILL)
+    assert running.finish().code == 3
+    half = box.snapshot()
+    refused = box.run("rollout", "box", "--yes", "--expect", digest)
+    assert refused.code == 6 and "ended without a verdict" in refused.stderr, refused
+    assert differs(box, half) == []
+    assert box.run("recover", "box").code == 0
+
+
 # ---- with a service --------------------------------------------------------------------------------------
 
 
@@ -421,7 +473,7 @@ def test_a_service_that_does_not_pass_is_rolled_back(serving: Box, mood: dict[st
     assert done.outcome["state"] == "as before" and "rolled back" in done.outcome["reason"]
     assert serving.algorithm() == "DFLASH" and differs(serving, before) == []
     plain = serving.plain("rollback", "--yes")
-    assert plain.returncode == 0 and "already back" in plain.stdout
+    assert plain.returncode == 2 and "undone by itself" in plain.stdout, "nothing done is not passed"
 
 
 def test_the_api_key_is_in_no_record_no_journal_no_process_list_and_no_evidence(serving: Box) -> None:

@@ -196,6 +196,7 @@ class World:
             systemd=True,
             bases=sorted(self.bases),
             kept=self.kept(),
+            base=self.kept() if self.kept() and not self.kept()[-1].previous else [],
             base_contents={
                 digest: base64.b64encode(zlib.compress(data)).decode()
                 for digest, data in (self.bases if contents else {}).items()

@@ -425,28 +425,61 @@ def test_the_wrong_playbook(kit: Kit) -> None:
 
 
 def test_nothing_of_ours(kit: Kit) -> None:
-    assert kit.rollback() == NothingToDo("ct129", "nothing of ours is installed")
+    assert kit.rollback() == NothingToDo("ct129", "nothing of ours is installed", missed=True)
 
 
 def _failed(run: str, verdict: str = "bad") -> Release:
     return Release(run, "t", "ada", "rollout", "sglang-ddtree", "0.2.0", "v23", "d", verdict, "")
 
 
-def test_after_an_automatic_rollback_it_is_already_back(kit: Kit) -> None:
+def test_case_38_a_rollback_that_finds_nothing_to_undo_is_missed_and_says_why(kit: Kit) -> None:
     kit.world.releases.append(_failed("20261129T190000-bbbbbb"))
     found = kit.rollback()
-    assert found == NothingToDo("ct129", "already back: run 20261129T190000-bbbbbb ended bad")
+    assert isinstance(found, NothingToDo) and found.missed
+    assert found.reason == (
+        "nothing of ours is installed (rollout 20261129T190000-bbbbbb ended bad and was undone by itself)"
+    )
+    assert kit.rollback(to="base") == NothingToDo(
+        "ct129", "what was before the first rollout is live already"
+    )
 
 
-def test_after_a_failed_upgrade_the_release_before_stays(kit: Kit) -> None:
+def test_case_38_after_a_failed_rollout_a_rollback_goes_behind_the_live_release(kit: Kit) -> None:
+    first = kit.rollout()
+    kit.apply(first)
+    write(kit.folder / "payload", {"sglang_ddtree/plugin.py": b"P = 2\n"})
+    second = kit.rollout(LATER)
+    kit.apply(second)
+    kit.world.releases.append(_failed("20261129T190000-bbbbbb", "rolled-back"))
+    found = kit.rollback()
+    assert isinstance(found, PlanResult)
+    assert found.plan.back_to == first.plan.run and found.plan.undoes == second.plan.run
+    assert found.changes.warnings == (
+        "this goes behind the live release (rollout 20261129T190000-bbbbbb ended rolled-back and was undone "
+        "by itself)",
+    )
+
+
+def test_case_38_without_a_target_only_the_last_rollout_from_here_is_undone(kit: Kit) -> None:
     first = kit.rollout()
     kit.apply(first)
     kit.world.releases.append(_failed("20261129T190000-bbbbbb", "rolled-back"))
-    says = f"already back: 20261129T190000-bbbbbb is not live, {first.plan.run} is; further back: "
-    says += "ddtree-deploy releases ct129, then rollback ct129 --to RELEASE"
-    assert kit.rollback() == NothingToDo("ct129", says)
-    assert kit.rollback(of_run="20261129T190000-bbbbbb") == NothingToDo("ct129", says)
+    found = kit.rollback(of_run="20261129T190000-bbbbbb")
+    assert found == NothingToDo(
+        "ct129",
+        "the last rollout from here is not live (rollout 20261129T190000-bbbbbb ended rolled-back and was "
+        f"undone by itself); {first.plan.run} is",
+        missed=True,
+        next_command="ddtree-deploy rollback ct129",
+    )
     assert isinstance(kit.rollback(of_run=first.plan.run), PlanResult)
+
+
+def test_a_rollback_whose_backup_is_gone_is_refused_at_plan(kit: Kit) -> None:
+    kit.apply(kit.rollout())
+    kit.world.backups.clear()
+    error = kit.refused(kit.rollback)
+    assert error.exit_code == 2 and "the live release, is gone" in error.message
 
 
 def test_only_a_good_release_that_backups_lead_back_to_is_a_target(kit: Kit) -> None:

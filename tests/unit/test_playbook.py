@@ -208,7 +208,7 @@ def test_options_cross_the_wire_in_seconds_and_bytes(tmp_path: Path) -> None:
         "run: {name: warm, command: [touch, x], undo: [rm, x], user: sgl}",
         "backup",
         "stage",
-        "baseline: {tokens: 2, bench: {rounds: 3, min_round: 2s, also: [1, 8]}}",
+        "baseline: {tokens: 2, hang_after: 2m, bench: {rounds: 3, min_round: 2s, also: [1, 8]}}",
         "stop: {drain: 0s, kill: true}",
         "install",
         "start",
@@ -226,6 +226,7 @@ def test_options_cross_the_wire_in_seconds_and_bytes(tmp_path: Path) -> None:
         {"command": ["touch", "x"], "undo": ["rm", "x"], "user": "sgl"},
     )
     assert options["baseline"][2] == {
+        "hang_after_s": 120.0,
         "prompts": "attachments/prompts.jsonl",
         "tokens": 2,
         "max_new_tokens": 32,

@@ -9,11 +9,12 @@ import pwd
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..programs import site_probe, systemctl
-from ..state import layout, releases
+from ..state import holder, layout, line, releases
 from ..state.held import LOCK, is_held
 from ..state.journal import read
 from ..state.lock import read_owner
@@ -54,9 +55,10 @@ def gather(asked: FactsRequest) -> Facts:
             raise site_probe.ProbeError(f"state_dir: {place} on the host is not a folder")
     installed = releases.installed(site_dir)
     files = Files([p for p in (site.purelib, folder) if p], layout.site_key(site.purelib))
-    kept = [Kept(*line) for line in releases.line_of_live(site_dir)]
+    live = str((installed or {}).get("release", ""))
+    kept, base = ([Kept(*link[:3]) for link in links] for links in line.leading_back(site_dir))
     owned = {p for room in ("files", "changed") for p in (installed or {}).get(room, {})}
-    owned |= {p for line in kept for p in line.paths}
+    owned |= {p for k in (*kept, *base) for p in k.paths}
     bases = sorted(p.name for p in (site_dir / releases.BASES).glob("[0-9a-f]*"))
     service = _service(asked, site_dir, site, modules)
     gpus, gpu_problem = host_facts.gpus()
@@ -86,8 +88,8 @@ def gather(asked: FactsRequest) -> Facts:
         },
         installed=installed,
         installed_files={p: site_facts.file_state(files, p, asked.contents) for p in sorted(owned)},
-        releases=[_of(Release, line) for line in releases.lines(site_dir)[-RELEASES:]],
-        lock=lock_facts(site_dir),
+        releases=_releases(site_dir, {live, *(k.previous for k in kept)}),
+        lock=lock_facts(site_dir, layout.venv_folders({"site": site.purelib, "package_dir": folder})),
         orphan=orphan_facts(site_dir),
         gpus=gpus,
         processes=host_facts.users_of(site.purelib, python, service.pid if service else 0, asked.also_stop),
@@ -95,6 +97,7 @@ def gather(asked: FactsRequest) -> Facts:
         systemd=systemctl.booted(),
         bases=bases,
         kept=kept,
+        base=base,
         base_contents={
             digest: site_facts.packed(data)
             for digest in (bases if asked.contents else [])
@@ -106,6 +109,13 @@ def gather(asked: FactsRequest) -> Facts:
         cuda=site_facts.cuda_of(site.packages["torch"].folder) if "torch" in site.packages else "",
         pip_freeze=site_facts.freeze(site.purelib),
     )
+
+
+def _releases(site_dir: Path, named: set[str]) -> list[Release]:
+    """The newest, and `named` ones however old they are, oldest first."""
+    found = releases.lines(site_dir)
+    new = len(found) - RELEASES
+    return [_of(Release, entry) for n, entry in enumerate(found) if n >= new or entry["run"] in named]
 
 
 def _service(
@@ -137,8 +147,8 @@ def _of(cls: Any, values: dict[str, Any]) -> Any:
     return cls(**{k: v for k, v in values.items() if k in names})
 
 
-def lock_facts(site_dir: Path) -> LockFacts:
-    """Who holds the venv now."""
+def lock_facts(site_dir: Path, folders: Sequence[str] = ()) -> LockFacts:
+    """Who holds the venv now. folders: its own, which others may hold who keep their state somewhere else."""
     owner: dict[str, Any] = {}
     end = time.monotonic() + OWNER_S
     while is_held(site_dir / LOCK):
@@ -147,7 +157,11 @@ def lock_facts(site_dir: Path) -> LockFacts:
             break
         time.sleep(0.02)  # it has the lock, and is about to say who it is, or to let it go
     else:
-        return LockFacts()
+        owner = next((found for found in map(holder.of_folder, folders) if found), {})
+        if not owner:
+            return LockFacts()
+        # Else it has taken our lock since.
+        owner["elsewhere"] = owner.get("state_dir") != str(site_dir.parent.parent)
     facts: LockFacts = _of(LockFacts, {**owner, "held": True})
     return facts
 

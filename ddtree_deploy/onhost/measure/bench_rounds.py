@@ -14,6 +14,7 @@ from typing import Any
 from ..context import Context, StepFailed
 from ..judge.speed import Round
 from ..programs.process import run_process
+from ..service import serving
 from ..service.base import ServiceControl
 from ..staging import stage
 from ..wire.masking import last_line
@@ -87,6 +88,7 @@ def client(  # noqa: PLR0917
     if control.endpoint.api_key:
         env["OPENAI_API_KEY"] = control.endpoint.api_key  # where the client looks for it
     ctx.progress("loading SGLang's benchmark client")
+    follow = _Follow(ctx, bench)
     finished = run_process(
         ctx,
         [ctx.plan.python, str(script), str(request)],
@@ -94,7 +96,8 @@ def client(  # noqa: PLR0917
         cwd=folder,
         log_name=f"bench-{name}",
         user=user,
-        on_line=_Follow(ctx, bench).line,
+        on_line=follow.line,
+        look=follow.look,
     )
     if finished.rc:
         raise StepFailed(
@@ -130,20 +133,36 @@ def judged_rounds(result: dict[str, Any]) -> list[Round]:
 
 
 class _Follow:
-    """The client's output as progress, with the time to go once a round that counts is over."""
+    """The client's output as progress, with the time to go once a round that counts is over.
+
+    And whether the server hangs: within a round the client says so whenever a request has ended.
+    """
 
     def __init__(self, ctx: Context, bench: Bench) -> None:
         self.ctx, self.bench, self.base, self.total = ctx, bench, 0, 0
         self._begun: list[float] = []  # time.monotonic() at which each round began
+        self._hang_s = serving.hang_s(ctx, bench.output_len)
+        self._heard, self._done = 0.0, -1
+
+    def look(self) -> None:
+        """Raises StepFailed when no request has ended for too long."""
+        if self._begun and time.monotonic() - self._heard > self._hang_s:
+            done = f"{max(0, self._done)} of {self.bench.num_prompts} requests"
+            raise StepFailed(
+                f"it hangs: in benchmark round {self.base + 1} of {self.total} no request has ended for "
+                f"{self._hang_s:.0f} s, after {done}"
+            )
 
     def line(self, line: str) -> None:
         begun = _ROUND.match(line)
+        found = _REQUESTS_DONE.search(line)
+        if begun or not found or int(found[1]) != self._done:  # a bar that is drawn again says nothing
+            self._heard, self._done = time.monotonic(), int(found[1]) if found else -1
         if begun:
             self.base, self.total = int(begun[1]) - 1, int(begun[2])
             self._begun.append(time.monotonic())
-        match = _REQUESTS_DONE.search(line)
-        if (begun or match) and self.total:
-            done = int(match[1]) if match else 0
+        if (begun or found) and self.total:
+            done = int(found[1]) if found else 0
             each = self.bench.num_prompts
             text = f"benchmark round {self.base + 1} of {self.total}: {done} of {each} requests"
             left = self.left()

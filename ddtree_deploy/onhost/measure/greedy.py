@@ -16,7 +16,6 @@ from ..service.sglang_api import Endpoint, Generation, HttpError, flush_cache, g
 from ..staging import stage
 from . import identity
 
-REQUEST_S = 300.0
 TOP = 2  # a divergence is judged by the gap between the best two tokens
 CONCURRENCY = 8
 
@@ -137,7 +136,7 @@ def sample(
         ask = _Ask(ctx, endpoint, max_new_tokens, TOP if logprobs and not refused else 0, to_length)
         made = ask.together(texts) if together else ask.one_by_one(texts)
     except HttpError as e:
-        raise StepFailed(str(e)) from e
+        raise StepFailed(f"it hangs: {e}" if e.kind == "timeout" else str(e)) from e
     kept = bool(made) and all(len(g.logprobs) == len(g.tokens) == len(g.top) for g in made)
     return Sample(
         prompts=prompts.names,
@@ -153,8 +152,9 @@ def sample(
 
 def _refusal(ctx: Context, endpoint: Endpoint, text: str) -> str:
     """Why the server gives no log-probs; empty when it does. SGLang answers 400, or with finish `abort`."""
+    seconds = serving.hang_s(ctx, 2)
     try:
-        made = serving.call(ctx, lambda: generate(endpoint, text, 2, seconds=REQUEST_S, top_logprobs=TOP))
+        made = serving.call(ctx, lambda: generate(endpoint, text, 2, seconds=seconds, top_logprobs=TOP))
     except HttpError as e:
         if e.status != 400:
             raise
@@ -171,7 +171,7 @@ class _Ask:
     to_length: bool
 
     def one(self, text: str) -> Generation:
-        seconds = min(REQUEST_S, self.ctx.remaining())
+        seconds = min(serving.hang_s(self.ctx, self.max_new_tokens), self.ctx.remaining())
         return generate(
             self.endpoint,
             text,

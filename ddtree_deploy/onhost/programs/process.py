@@ -60,11 +60,13 @@ def run_process(
     log_name: str = "",
     user: str = "",
     on_line: Callable[[str], None] | None = None,
+    look: Callable[[], None] | None = None,
 ) -> Finished:
     """Run a program in its own process group, log both streams, kill the whole group at the deadline.
 
     `env` is the whole environment (None: a minimal one). `timeout`: seconds, beside the step's own. `user`:
-    run as this user when we are root. Lines go to `on_line` (default: shown as progress).
+    run as this user when we are root. Lines go to `on_line` (default: shown as progress). `look` is called
+    all the while; what it raises ends the program.
 
     Raises StepFailed when it cannot be started or ran out of time, Interrupt if asked.
     """
@@ -87,6 +89,8 @@ def run_process(
         try:
             while not pump.step(0.05):
                 ctx.check()
+                if look is not None:
+                    look()
                 if time.monotonic() >= end:
                     raise StepFailed(
                         f"{shown[:200]} took longer than {end - start:.0f} s; last line: {pump.last}"

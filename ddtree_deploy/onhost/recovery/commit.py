@@ -6,7 +6,7 @@ import contextlib
 
 from ..context import Context
 from ..staging.stage import remove_stage
-from ..state import layout, releases
+from ..state import layout, line, releases
 from ..wire.protocol import Plan
 from . import boot_guard
 
@@ -55,4 +55,5 @@ def _tidy(ctx: Context) -> None:
     with contextlib.suppress(OSError):
         (ctx.run_dir / layout.PAYLOAD).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        releases.prune(ctx.state_dir, keep_run=ctx.plan.run)
+        # What a rollback went behind is read again when its record has to be completed after a crash.
+        line.prune(ctx.state_dir, keep={ctx.plan.run, ctx.plan.undoes})

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..state import layout, releases
+from ..state import holder, layout, releases
 from ..state.journal import Tail, read
 from ..state.lock import Held, SiteLock
 from ..wire.protocol import STATE_UNTOUCHED
@@ -31,7 +31,7 @@ def orphans(site_dir: Path, but: str = "") -> list[str]:
 
 
 def by_its_own_runner(
-    run_dir: Path, lock_fd: int, watch: Callable[[dict[str, Any]], None]
+    run_dir: Path, lock_fd: int, watch: Callable[[dict[str, Any]], None], folder_fds: Sequence[int] = ()
 ) -> tuple[int, str]:
     """Recover a run with the runner that made it, which shares our lock. Returns its exit code and reason.
 
@@ -46,7 +46,7 @@ def by_its_own_runner(
         return 1, f"{STATE_UNTOUCHED} (it had not begun)"
     tail = Tail(journal, length)
     for _ in range(ATTEMPTS):
-        status = _attempt(run_dir, lock_fd, tail, watch)
+        status = _attempt(run_dir, lock_fd, tail, watch, folder_fds)
         events, _torn = read(journal)
         if deferral.here(events):
             return deferral.EXIT, events[-1]["text"]
@@ -58,7 +58,13 @@ def by_its_own_runner(
     return 3, f"its runner ended with {status}; see {run_dir}/logs/recover.log"
 
 
-def _attempt(run_dir: Path, lock_fd: int, tail: Tail, watch: Callable[[dict[str, Any]], None]) -> int:
+def _attempt(
+    run_dir: Path,
+    lock_fd: int,
+    tail: Tail,
+    watch: Callable[[dict[str, Any]], None],
+    folder_fds: Sequence[int],
+) -> int:
     """Returns the exit status; negative: the signal that ended it."""
     runner_file = str(run_dir / layout.RUNNER)
     argv = [sys.executable, "-I", "-S", runner_file, "recover-run", str(run_dir), str(lock_fd)]
@@ -68,7 +74,7 @@ def _attempt(run_dir: Path, lock_fd: int, tail: Tail, watch: Callable[[dict[str,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[lock_fd],
+            pass_fds=[lock_fd, *folder_fds],  # the kernel keeps the folders held while it lives
             start_new_session=True,
             cwd="/",
         )
@@ -108,17 +114,20 @@ def recover_site(site_dir: Path) -> int:
             say(e="progress", text=text)
 
     lock = SiteLock(site_dir)
+    dead = orphans(site_dir)
+    plans = [layout.read_json(site_dir / "runs" / run / layout.PLAN) for run in dead]
+    folders = {folder for plan in plans if isinstance(plan, dict) for folder in layout.venv_folders(plan)}
     try:
         # Named after the run, so that it can be followed.
-        lock.acquire(next(iter(orphans(site_dir)), ""), "a recovery", "recover")
+        lock.acquire(next(iter(dead), ""), "a recovery", "recover", sorted(folders))
     except Held as held:
-        say(e="locked", owner=held.owner)
+        say(e="locked", owner=holder.of(held))
         return 5
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end; the recovery goes on
     worst = 0
     for run in orphans(site_dir):
         say(e="recovering", run=run)
-        code, reason = by_its_own_runner(site_dir / "runs" / run, lock.fd, told)
+        code, reason = by_its_own_runner(site_dir / "runs" / run, lock.fd, told, lock.folder_fds)
         say(e="recovered", run=run, exit=code, reason=reason)
         if code in (3, deferral.EXIT):
             worst = code if worst != 3 else worst

@@ -19,7 +19,7 @@ from ..recovery import boot_guard, commit, deferral
 from ..service import downtime
 from ..service.base import ServiceError
 from ..staging.stage import remove_stage
-from ..state import durable, layout, releases
+from ..state import durable, layout, line, releases
 from ..state.journal import Journal
 from ..state.lock import FileLock
 from ..wire.kinds import TABLE
@@ -225,7 +225,7 @@ def _clean(ctx: Context, judged: Verdict) -> None:
         releases.record_failure(ctx.plan, ctx.state_dir, judged.verdict, judged.step)
     _remove_workspace(ctx)
     with contextlib.suppress(OSError):
-        releases.prune(ctx.state_dir, keep_run=ctx.plan.run)
+        line.prune(ctx.state_dir, keep={ctx.plan.run})
 
 
 def _remove_workspace(ctx: Context) -> None:

@@ -15,6 +15,10 @@ from .kind import control
 
 T = TypeVar("T")
 
+HANG_S = 60.0
+# An answer comes whole, so nobody sees its tokens come: a longer one may take longer.
+HANG_TOKENS = 128
+
 
 def service_of(ctx: Context) -> Service:
     """The plan's service. Raises StepSkipped when the host has none."""
@@ -101,6 +105,11 @@ def settled(ctx: Context, control: ServiceControl) -> tuple[bool, str]:
             break
         ctx.pause(0.2)
     return runs, how
+
+
+def hang_s(ctx: Context, tokens: int) -> float:
+    """Seconds after which a server that owes an answer of so many tokens hangs: `hang_after` for each 128."""
+    return float(ctx.option("hang_after_s", HANG_S)) * max(1.0, tokens / HANG_TOKENS)
 
 
 def call(ctx: Context, function: Callable[[], T]) -> T:

@@ -35,7 +35,7 @@ def build(root: Path, wanted: list[Wanted], package_dir: str, site: str) -> int:
     for rel, w in overlay.items():
         if w.kind == "file":
             (root / rel).write_bytes(Path(w.staged).read_bytes())
-            (root / rel).chmod(0o644)
+            (root / rel).chmod(0o644 | (w.mode & 0o111))
         elif w.kind == "symlink" and w.entry is not None:
             (root / rel).symlink_to(os.path.join(os.path.dirname(w.path), w.entry.link))
     for rel in sorted(

@@ -25,6 +25,8 @@ def is_held(path: str | os.PathLike[str]) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # a file system without such locks
+        return False
     else:
         return False
     finally:

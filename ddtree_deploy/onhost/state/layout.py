@@ -45,6 +45,13 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
+def venv_folders(plan: dict[str, Any]) -> list[str]:
+    """The folders that a run of this plan changes, of those that lie apart; they exist."""
+    site, package = str(plan.get("site", "")), str(plan.get("package_dir", ""))
+    apart = package and not os.path.realpath(package).startswith(os.path.realpath(site) + "/")
+    return [folder for folder in ([site, package] if apart else [site]) if os.path.isdir(folder)]
+
+
 def sweep(site_dir: Path) -> None:
     """Remove what writers who died left half-written in a venv's state. Only for who holds its lock."""
     for pattern in (".*.tmp", "*/.*.tmp", "runs/*/.*.tmp"):

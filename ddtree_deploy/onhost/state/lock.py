@@ -1,7 +1,9 @@
 """One run at a time on a venv: `flock` held by the runner's process; the file that it holds says who.
 
-Death or reboot frees the lock: no expiry, no clock. The descriptor may be handed to a recovery, which shares
-the lock. What a free lock's file says is of the past: nothing has to be put away after a death.
+The venv's own folders are held as well, by their inodes: whoever keeps his state somewhere else, or comes by
+another path, meets that. Death or reboot frees all of it: no expiry, no clock. The descriptors may be handed
+to a recovery, which shares the lock. What a free lock's file says is of the past: nothing has to be put away
+after a death.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import os
 import time
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +29,30 @@ PATIENCE_S = 2.0
 
 
 class Held(Exception):
-    """Somebody else holds the lock; `owner` is what they say of themselves ({}: nothing yet)."""
+    """Somebody else holds the lock; `owner` is what they say of themselves ({}: nothing yet).
 
-    def __init__(self, owner: dict[str, Any]) -> None:
+    folder: of the venv, where it is that which is held; `holder` finds out by whom.
+    """
+
+    def __init__(self, owner: dict[str, Any], folder: str = "") -> None:
         super().__init__("locked")
         self.owner = owner
+        self.folder = folder
 
 
 class FileLock:
     """An exclusive flock on one file, for the life of the process or until `release`."""
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
     def __init__(self, path: Path, fd: int = -1) -> None:
         self.path = path
         self.fd = fd
 
     def acquire(self, patience: float = PATIENCE_S) -> bool:
+        """False when somebody else holds it for longer than that, in seconds. Raises OSError."""
         if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self.fd = os.open(self.path, self.flags | os.O_CLOEXEC, 0o600)
         end = time.monotonic() + patience
         while True:
             try:
@@ -60,22 +70,73 @@ class FileLock:
             self.fd = -1
 
 
+class FolderLock(FileLock):
+    """The same on a folder. Raises OSError where the file system has no such locks."""
+
+    flags = os.O_RDONLY | os.O_DIRECTORY
+
+
+class VenvLock(FileLock):
+    """The lock in the state folder, and the folders of the venv itself.
+
+    unknown: why a folder could not be held (some network file systems cannot lock one). Then only runs with
+    the same state folder are kept out.
+    """
+
+    def __init__(self, path: Path, fd: int = -1) -> None:
+        super().__init__(path, fd)
+        self.folders: list[FolderLock] = []
+        self.unknown = ""
+
+    def hold(self, folder: str) -> bool:
+        """False when somebody else holds it."""
+        lock = FolderLock(Path(folder))
+        try:
+            free = lock.acquire()
+        except OSError as error:
+            lock.release()
+            self.unknown = f"{folder} cannot be locked ({error.strerror})"
+            return True
+        if free:
+            self.folders.append(lock)
+        return free
+
+    def release(self) -> None:
+        while self.folders:  # ours last: while the venv is held, we say who we are
+            self.folders.pop().release()
+        super().release()
+
+
 class SiteLock:
     """The lock of one venv. `owner` = {run, who, action, pid, since, step}."""
 
     def __init__(self, site_dir: Path, fd: int = -1) -> None:
         self.site_dir = site_dir
-        self._lock = FileLock(site_dir / LOCK, fd)
+        self._lock = VenvLock(site_dir / LOCK, fd)
         self.owner: dict[str, Any] = {}
 
     @property
     def fd(self) -> int:
         return self._lock.fd
 
-    def acquire(self, run: str, who: str, action: str) -> None:
-        """Take it, or raise Held."""
+    @property
+    def folder_fds(self) -> list[int]:
+        """For a recovery to inherit beside `fd`: the venv is held as long as it lives."""
+        return [lock.fd for lock in self._lock.folders]
+
+    @property
+    def unknown(self) -> str:
+        """Why other state folders are not seen; empty where they are."""
+        return self._lock.unknown
+
+    def acquire(self, run: str, who: str, action: str, folders: Iterable[str] = ()) -> None:
+        """Take it, and the `folders` of the venv. Raises Held."""
         if not self._lock.acquire():
             raise Held(read_owner(self.site_dir))
+        for folder in folders:
+            if not self._lock.hold(folder):
+                self._lock.release()
+                raise Held({}, folder)
         sweep(self.site_dir)
         self.owner = {
             "run": run,

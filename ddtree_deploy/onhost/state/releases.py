@@ -1,11 +1,9 @@
-"""What is live, what was, and which kept states to keep: installed.json, releases.jsonl, bases/, runs/."""
+"""What is live, and what was: installed.json, releases.jsonl, bases/."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ from .journal import read as read_journal
 INSTALLED = "installed.json"
 RELEASES = "releases.jsonl"
 BASES = "bases"
-KEEP_BACKUPS = 5
-KEEP_RUNS = 20
 
 
 def installed(site_dir: Path) -> dict[str, Any] | None:
@@ -81,7 +77,10 @@ def commit(plan: Plan, run_dir: Path, made_dirs: list[str], verdict: str = "good
         durable.remove(site_dir / INSTALLED)
     else:
         durable.write_json(site_dir / INSTALLED, new)
-    _append(plan, site_dir, verdict, (previous or {}).get("release", ""))
+    # How far kept backups lead back is known from here, whatever of the runs is pruned.
+    changed = {t.path: t.ref for t in plan.targets}
+    made = [t.path for t in plan.targets if not t.before]
+    _append(plan, site_dir, verdict, (previous or {}).get("release", ""), changed=changed, new=made)
 
 
 def _wanted_installed(
@@ -120,7 +119,7 @@ def record_failure(plan: Plan, site_dir: Path, verdict: str, step: str) -> None:
     _append(plan, site_dir, "bad" if bad else "rolled-back", (installed(site_dir) or {}).get("release", ""))
 
 
-def _append(plan: Plan, site_dir: Path, verdict: str, previous: str) -> None:
+def _append(plan: Plan, site_dir: Path, verdict: str, previous: str, **more: Any) -> None:
     if any(line.get("run") == plan.run for line in lines(site_dir)):
         return
     _write_line(
@@ -136,6 +135,7 @@ def _append(plan: Plan, site_dir: Path, verdict: str, previous: str) -> None:
             "digest": plan.release,
             "verdict": verdict,
             "previous": previous,
+            **more,
         },
     )
 
@@ -195,41 +195,3 @@ def unfinished(run_dir: Path) -> bool:
     if any(e["e"] == "locked" for e in events):
         return not ends or ends[-1]["exit"] == 3
     return not ends and not is_held(run_dir / layout.ALIVE)
-
-
-def line_of_live(site_dir: Path) -> list[tuple[str, str, dict[str, str]]]:
-    """(run, previous release, {path: ref} it changed) of the live release, of the one before, and so on.
-
-    Ends where a backup is gone: what is in the list can be gone back behind.
-    """
-    found: list[tuple[str, str, dict[str, str]]] = []
-    run = str((installed(site_dir) or {}).get("release", ""))
-    while run and run not in [r for r, _, _ in found]:
-        run_dir = site_dir / "runs" / run
-        plan, previous = layout.read_json(run_dir / layout.PLAN), layout.read_json(run_dir / layout.PREVIOUS)
-        if not (run_dir / "backup" / layout.MANIFEST).exists() or not isinstance(plan, dict):
-            break
-        before = str((previous or {}).get("release", ""))
-        found.append((run, before, {t["path"]: t["ref"] for t in plan["targets"]}))
-        run = before
-    return found
-
-
-def prune(site_dir: Path, keep_run: str) -> None:
-    """Keep the newest backups, those of the current and the last good releases, and every unfinished run."""
-    live = installed(site_dir) or {}
-    protected = {keep_run, live.get("release", "")}
-    protected |= {run for run, _, _ in line_of_live(site_dir)[:KEEP_BACKUPS]}
-    protected |= {line["previous"] for line in lines(site_dir) if line["run"] in protected}
-    runs = sorted(
-        (p for p in (site_dir / "runs").iterdir() if p.is_dir()), key=lambda p: p.name, reverse=True
-    )
-    backups = [p for p in runs if (p / "backup").is_dir()]
-    for position, run_dir in enumerate(runs):
-        kept = run_dir in backups[:KEEP_BACKUPS] or (run_dir not in backups and position < KEEP_RUNS)
-        if run_dir.name in protected or kept or is_held(run_dir / layout.ALIVE):
-            continue
-        if not (run_dir / layout.JOURNAL).exists() and time.time() - run_dir.stat().st_mtime < 3600:
-            continue  # a controller may be sending it right now
-        if not unfinished(run_dir):
-            shutil.rmtree(run_dir, ignore_errors=True)

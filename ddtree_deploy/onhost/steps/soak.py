@@ -22,7 +22,8 @@ from ..service.sglang_api import Endpoint, HttpError, generate
 def do(ctx: Context) -> str:
     control = serving.require_serving(ctx)
     requests, concurrency = int(ctx.option("requests", 200)), int(ctx.option("concurrency", 4))
-    asked, hang_s = int(ctx.option("max_new_tokens", 16)), float(ctx.option("hang_after_s", 60))
+    asked = int(ctx.option("max_new_tokens", 16))
+    hang_s = serving.hang_s(ctx, asked)
     before = control.processes()
     began = time.monotonic()
     stop = threading.Event()

@@ -88,6 +88,8 @@ class LockFacts:
     pid: int = 0
     since: str = ""
     step: str = ""
+    state_dir: str = ""  # of the holder, where it is not that of the host entry
+    elsewhere: bool = False  # the holder is no run in this state folder
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Facts:
     files: dict[str, FileState]  # by ref, for all refs asked
     installed: dict[str, Any] | None  # installed.json
     installed_files: dict[str, FileState]  # by absolute path, for all files in installed.json
-    releases: list[Release]  # the newest 20, oldest first
+    releases: list[Release]  # the newest 20 and those of the line of the live one, oldest first
     lock: LockFacts
     orphan: LockFacts | None  # a run that ended without a verdict and must be recovered first
     gpus: list[Gpu]
@@ -121,6 +123,7 @@ class Facts:
     bases: list[str] = field(default_factory=list)  # digests kept in bases/
     warnings: list[str] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)  # the live release first, then what it replaced, ...
+    base: list[Kept] = field(default_factory=list)  # what leads to before the first; empty: nothing does
     base_contents: dict[str, str] = field(default_factory=dict)  # digest -> zlib + base64, when asked for
     driver: str = ""  # NVIDIA's kernel module
     cuda: str = ""  # that torch was built for
