@@ -51,6 +51,7 @@ class ChangeSet:
     steps: tuple[StepLine, ...]
     warnings: tuple[str, ...] = ()
     launch_changed: bool = False  # `launch:` is not what the live release was started with (its env, say)
+    dependents: tuple[str, ...] = ()  # units that go down with the service, and are started again
 
     @property
     def empty(self) -> bool:
@@ -93,6 +94,8 @@ def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -
         out.append(f"  back to   {changes.back_to}")
     out += _files(changes, diffs, unchanged)
     out += _launch(changes)
+    if changes.dependents:
+        out.append(f"  with  {', '.join(changes.dependents)} (stopped with the service, and started again)")
     out += ["", "steps"]
     out += [_step(step) for step in changes.steps]
     if changes.warnings:

@@ -54,6 +54,9 @@ class Control:
     def processes(self) -> Footprint:
         return Footprint(members=self.members)
 
+    def stop_under_way(self) -> str:
+        return ""
+
     def mask(self, text: str) -> str:
         return text
 

@@ -15,6 +15,7 @@ from .sglang_api import Endpoint, running_requests
 _POLL_S = (0.02, 0.05)  # users are without service meanwhile, and a look at known processes is cheap
 # After the main process is gone its children get this long before they are asked, too.
 _CHILDREN_S = 3.0
+_PATIENCE_S = 5.0  # between looks at a manager that still ends the service
 
 
 def drain(ctx: Context, endpoint: Endpoint, bound_s: float) -> str:
@@ -33,22 +34,31 @@ def drain(ctx: Context, endpoint: Endpoint, bound_s: float) -> str:
         ctx.pause(min(1.0, bound_s))
 
 
-def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool) -> str:
+def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool, patient: bool = False) -> str:
     """Stop the service, wait until its processes and ports are gone. Idempotent.
 
-    Leftovers are ended by pid only with `kill`. Raises StepFailed naming each process that is left.
+    Leftovers are ended by pid only with `kill`; without, and `patient`, a stop that the service's manager is
+    at work on is waited for beyond the limit. Raises StepFailed naming each process that is left.
     """
     before = control.footprint()
     if ctx.lock is not None:
         ctx.lock.starts(False)
     downtime.begin(ctx)
     control.terminate()
-    after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill)
+    after = wait_gone(ctx, control, before, limit_s=limit_s, kill=kill, patient=patient)
     count = len(before.members)
     return f"{count} process{'' if count == 1 else 'es'} ended, {after}"
 
 
-def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit_s: float, kill: bool) -> str:
+def wait_gone(
+    ctx: Context,
+    control: ServiceControl,
+    before: Footprint,
+    *,
+    limit_s: float,
+    kill: bool,
+    patient: bool = False,
+) -> str:
     """Returns once nothing of `before`, of the service now, or on its ports is left."""
     began = time.monotonic()
     ports = sorted(before.ports | {control.endpoint.port})
@@ -67,7 +77,10 @@ def wait_gone(ctx: Context, control: ServiceControl, before: Footprint, *, limit
         if waited > _CHILDREN_S and not asked and before.main not in left:
             asked = True
             _signal(before, left, signal.SIGTERM)
-        if waited > limit_s:
+        if waited > limit_s and patient and not kill and (told := control.stop_under_way()):
+            ctx.progress(f"still there after {waited:.0f} s: {told}")
+            limit_s = waited + _PATIENCE_S
+        elif waited > limit_s:
             if not kill or killed:
                 raise StepFailed(
                     leftovers(control, left, busy or held_ports(before, control.endpoint.port), waited, kill)
@@ -98,9 +111,13 @@ def leftovers(
     parts += [f"port {port} is held" for port, holders in sorted(busy.items()) if not holders]
     ports = ", ".join(str(port) for port in sorted(busy))
     text = f"still there after {waited:.0f} s: {'; '.join(parts)}" + (f" on port {ports}" if ports else "")
-    text += (
-        "; SIGKILL did not end it" if killed else "; end it by hand, or allow it with `stop: {kill: true}`"
-    )
+    under_way = control.stop_under_way()
+    if killed:
+        text += "; SIGKILL did not end it"
+    elif under_way:
+        text += f"; {under_way}: a longer `stop: {{limit}}`, or `stop: {{kill: true}}`"
+    else:
+        text += "; end it by hand, or allow it with `stop: {kill: true}`"
     return control.mask(text)
 
 

@@ -33,7 +33,7 @@ def do(ctx: Context) -> str:
     service = _service(ctx)
     seen += [_interpreter(ctx), _gpus(ctx), _alone(ctx, service)]
     if service is not None:
-        seen.append(_models(ctx))
+        seen += [_models(ctx), _stop(ctx, service)]
     return "; ".join(s for s in seen if s)
 
 
@@ -130,6 +130,16 @@ def _service(ctx: Context) -> ServiceFacts | None:
         hidden = {s for s in control.known_secrets() if len(s) >= 4}
     ctx.journal.secrets = sorted({*ctx.journal.secrets, *hidden}, key=len, reverse=True)
     return facts
+
+
+def _stop(ctx: Context, service: ServiceFacts) -> str:
+    """What a person should know of the stop that comes."""
+    spec = next((s for s in ctx.plan.steps if s.kind == "stop"), None)
+    if spec is None or ctx.plan.service is None:
+        return ""
+    short = service.short_limit(float(spec.options.get("limit_s", ctx.plan.service.stop_limit_s)))
+    along = f"stopped and started with it: {', '.join(service.dependents)}" if service.dependents else ""
+    return "; ".join(filter(None, [along, short]))
 
 
 def _gpus(ctx: Context) -> str:

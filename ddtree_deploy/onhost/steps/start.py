@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..context import Context, StepSkipped, UndoFailed
-from ..service import serving, stopping
+from ..service import dependents, serving, stopping
 from ..service.ready import wait_ready
 
 
@@ -15,7 +15,9 @@ def do(ctx: Context) -> str:
     control = serving.control_of(ctx)
     undone = serving.undone_record(ctx)
     if undone is not None and not undone.active:
-        raise StepSkipped(f"the service was not running before {ctx.plan.undoes}, and stays down")
+        others = dependents.require(ctx, control, undone)  # that ran without it
+        said = f"the service was not running before {ctx.plan.undoes}, and stays down"
+        raise StepSkipped("; ".join(filter(None, [said, others])))
     before = control.footprint()
     stopping.wait_gone(ctx, control, before, limit_s=10.0, kill=False)  # a start must not race a leftover
     record = serving.record_of(ctx)
@@ -28,6 +30,8 @@ def do(ctx: Context) -> str:
         stalled_after_s=float(ctx.option("stalled_after_s", service.start_stalled_after_s)),
         limit_s=float(ctx.option("limit_s", service.start_limit_s)),
     )
+    if record is not None and record.active:
+        said = "; ".join(filter(None, [said, dependents.require(ctx, control, record)]))
     footprint = control.footprint()
     ctx.result(
         started=True,
@@ -43,9 +47,11 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
     """Stop what this run started; what does not end is killed, because it is our own."""
     service = serving.service_of(ctx)
     control = serving.control_of(ctx)
-    if not control.started():
-        return
-    stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True)
+    if control.started():
+        stopping.stop(ctx, control, limit_s=service.stop_limit_s, kill=True)
+    record = serving.record_of(ctx)
+    if record is not None and not record.active:  # else `stop` brings back what went down with it
+        dependents.require(ctx, control, record)
 
 
 def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
@@ -53,3 +59,6 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
     control = serving.control_of(ctx)
     if not intents[0]["was_active"] and control.active():
         raise UndoFailed("the service was down before and runs")
+    record = serving.record_of(ctx)
+    if record is not None and not record.active and (lacking := dependents.down(control, record)):
+        raise UndoFailed(f"up before, and not any more: {lacking}")

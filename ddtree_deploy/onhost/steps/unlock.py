@@ -8,7 +8,7 @@ import time
 from ..context import Context, StepFailed
 from ..judge import verdict
 from ..recovery import commit
-from ..service import serving
+from ..service import dependents, serving
 from ..service.base import ServiceControl
 from ..service.ready import with_log
 from ..service.sglang_api import HttpError, generate
@@ -48,6 +48,9 @@ def _last_look(ctx: Context) -> str:
         ctx.pause(min(left, _LOOK_S))
     _require_tokens(ctx, control)
     serving.require_serving(ctx, control)
+    record = serving.record_of(ctx)
+    if started and record is not None and record.active and (lacking := dependents.down(control, record)):
+        raise StepFailed(f"up before the stop, and not any more: {lacking}")
     return "the service still generates, in the same process"
 
 

@@ -1,0 +1,292 @@
+"""Case 25: what a stop of the service takes down with it comes back, whatever way the run ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+
+from tests.lab.beside import SLEEP, Beside, service
+from tests.lab.controller import Result, Running
+from tests.lab.gated import Gated
+from tests.lab.hosts import wait_for
+
+pytestmark = pytest.mark.lab
+Make = Callable[..., Beside]
+OURS = "sglang.service"
+AFTER = f"After={OURS}"
+# One of each kind, two more levels over a service and over a target, and one that is down.
+ALL = {
+    "lab-requires.service": service(f"Requires={OURS}\n{AFTER}"),
+    "lab-requisite.service": service(f"Requisite={OURS}\n{AFTER}"),
+    "lab-binds.service": service(f"BindsTo={OURS}\n{AFTER}"),
+    "lab-part.service": service(f"PartOf={OURS}"),
+    "lab-propagates.service": service(f"StopPropagatedFrom={OURS}\n{AFTER}"),
+    "lab-second.service": service("Requires=lab-requires.service\nAfter=lab-requires.service"),
+    "lab-third.service": service("PartOf=lab-second.service"),
+    "lab-stack.target": f"[Unit]\nRequires={OURS}\n{AFTER}\n",
+    "lab-of-target.service": service("PartOf=lab-stack.target"),
+    "lab-wants.service": service(f"Wants={OURS}\n{AFTER}"),
+    "lab-down.service": service(f"PartOf={OURS}"),
+}
+UP = [name for name in ALL if name != "lab-down.service"]
+STOPPED = {name for name in UP if name != "lab-wants.service"}
+
+
+@pytest.fixture
+def beside(deployment: Gated) -> Iterator[Make]:
+    made: list[Beside] = []
+
+    def make(texts: dict[str, str], up: list[str] | None = None) -> Beside:
+        made.append(Beside(deployment.host, texts, texts if up is None else up))
+        wait_for(deployment.host.generates, "tokens")
+        deployment.before = deployment.look()
+        return made[-1]
+
+    yield make
+    for one in made:
+        deployment.assert_as_before()
+        one.remove()
+        deployment.before = deployment.look()
+
+
+def plan(deployment: Gated) -> Result:
+    words = ["--payload", str(deployment.payload), "--playbook", str(deployment.folder / "rollout.yaml")]
+    return deployment.controller.run("plan", deployment.host.name, *words)
+
+
+def settings(deployment: Gated, **changes: object) -> None:
+    """Change the service's entry in hosts.yaml."""
+    file = deployment.folder / "hosts.yaml"
+    hosts = yaml.safe_load(file.read_text())["hosts"]
+    for fields in hosts.values():
+        fields["service"] |= changes
+    deployment.controller.write_hosts(hosts)
+
+
+def test_case_25_each_kind_of_dependent_is_named_and_comes_back_after_rollout_and_rollback(
+    deployment: Gated, beside: Make
+) -> None:
+    units = beside(ALL, UP)
+    said = str(plan(deployment).expect(0))
+    assert all(name in said for name in STOPPED), said
+    assert "lab-down.service" not in said and "lab-wants.service" not in said, said
+    done = deployment.rollout().expect(0)
+    assert units.as_wanted() == "" and deployment.algorithm() == "DDTREE", done
+    deployment.rollback().expect(0)
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+@pytest.mark.parametrize("step", ["start", "health"])
+def test_case_25_they_come_back_after_a_rollout_that_fails(
+    deployment: Gated, beside: Make, step: str
+) -> None:
+    units = beside(ALL, UP)
+    mood = {"exit_at_once": 3} if step == "start" else {"fail_every": 2}
+    deployment.host.mood(when={"DDTREE": mood})
+    deployment.rollout().expect(1, step)
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+def kill_runner(deployment: Gated) -> None:
+    deployment.host.run("systemctl kill --kill-who=all --signal=KILL 'ddtree-deploy-*.service'")
+
+
+def power_cut(deployment: Gated, running: Running) -> None:
+    deployment.host.power_cut()
+    running.signal(signal.SIGKILL)
+    running.process.wait(60)
+    deployment.host.boot()
+
+
+def recovered(deployment: Gated) -> bool:
+    said = "! systemctl list-units --all --plain --no-legend 'ddtree-deploy-*' | grep -q ."
+    return deployment.host.run(said, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["started-by-hand", "started-at-boot"])
+def test_case_25_after_a_power_cut_between_stop_and_start_they_are_up_with_no_command(
+    deployment: Gated, beside: Make, enabled: bool
+) -> None:
+    texts = ALL
+    if enabled:
+        texts = {
+            name: text + ("[Install]\nWantedBy=multi-user.target\n" if name in UP else "")
+            for name, text in ALL.items()
+        }
+    units = beside(texts, UP)
+    if enabled:
+        deployment.host.run(f"systemctl enable {' '.join(UP)}")
+        deployment.before = deployment.look()
+    deployment.gate("start")
+    power_cut(deployment, deployment.begin())
+    wait_for(deployment.host.generates, "tokens from the host that booted by itself")
+    wait_for(lambda: recovered(deployment), "the recovery to be over")
+    assert deployment.algorithm() == "DFLASH"
+    up = [name for name in UP if name != "lab-wants.service" or enabled]  # the boot does not start that one
+    states = units.states()
+    assert {name: states[name] for name in up} == dict.fromkeys(up, "active"), states
+    assert states["lab-down.service"] == "inactive"
+    if enabled:
+        deployment.assert_as_before()
+        deployment.host.run(f"systemctl disable {' '.join(UP)}")
+        deployment.before = deployment.look()
+
+
+@pytest.mark.parametrize("step", ["install", "start", "health"])
+def test_case_25_recover_brings_them_back_after_the_runner_was_killed(
+    deployment: Gated, beside: Make, step: str
+) -> None:
+    units = beside(ALL, UP)
+    deployment.gate(step)
+    running = deployment.begin()
+    kill_runner(deployment)
+    running.finish().expect(3)
+    deployment.controller.run("recover", deployment.host.name).expect(0)
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+def test_case_25_a_runner_killed_while_a_dependent_still_ends_leaves_nothing_down(
+    deployment: Gated, beside: Make
+) -> None:
+    """The service waits for what is ordered after it: active, with a stop that has not begun."""
+    slow = service(f"Requires={OURS}\n{AFTER}", more="ExecStop=/bin/sh -c 'sleep 4'")
+    units = beside({"lab-slow.service": slow})
+    words = ["--payload", str(deployment.payload), "--playbook", str(deployment.folder / "rollout.yaml")]
+    running = deployment.controller.start("rollout", deployment.host.name, "--yes", *words)
+    running.step("stop")
+    wait_for(lambda: units.states()["lab-slow.service"] == "deactivating", "the dependent to end")
+    kill_runner(deployment)
+    running.finish().expect(3)
+    deployment.controller.run("recover", deployment.host.name).expect(0)
+    units.settle()
+    assert deployment.host.generates() and deployment.algorithm() == "DFLASH"
+
+
+def test_case_25_a_dependent_that_the_new_release_does_not_suit_is_a_failed_gate(
+    deployment: Gated, beside: Make
+) -> None:
+    """It ends at once beside a new server: named, undone, and up again beside the old one."""
+    choosy = "/bin/sh -c 'pgrep -f [s]peculative-algorithm.DFLASH >/dev/null && exec sleep infinity; exit 4'"
+    units = beside({"lab-choosy.service": service(f"Requires={OURS}\n{AFTER}", choosy)})
+    done = deployment.rollout().expect(1, "start")
+    assert "lab-choosy.service" in done.outcome["reason"] and done.outcome["state"] == "as before", done
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+def test_case_25_a_dependent_that_does_not_come_back_in_the_undo_is_named_and_recover_goes_on(
+    deployment: Gated, beside: Make
+) -> None:
+    host = deployment.host
+    host.run("touch /run/lab-allowed")
+    once = "/bin/sh -c 'test -e /run/lab-allowed && exec sleep infinity'"
+    units = beside({"lab-once.service": service(f"PartOf={OURS}\n{AFTER}", once)})
+    host.run("rm /run/lab-allowed")
+    done = deployment.rollout().expect(3)
+    assert "rollback incomplete" in done.outcome["reason"], done
+    assert done.outcome["reason"].count("lab-once.service") >= 2, done
+    assert host.generates() and deployment.algorithm() == "DFLASH"
+    host.run("touch /run/lab-allowed")
+    deployment.controller.run("recover", host.name).expect(0)
+    assert units.as_wanted() == ""
+
+
+TRIGGERS = {
+    "upheld": {"lab-keeper.service": service(f"Upholds={OURS}")},
+    "upheld-over-two": {
+        "lab-keeper.service": service(f"Upholds={OURS}"),
+        "lab-keepers.service": service("Upholds=lab-keeper.service"),
+    },
+    "timer": {"lab-again.timer": f"[Timer]\nOnUnitInactiveSec=100ms\nAccuracySec=1ms\nUnit={OURS}\n"},
+    "path": {"lab-again.path": f"[Path]\nPathExists=/\nUnit={OURS}\n"},
+}
+
+
+@pytest.mark.parametrize("name", TRIGGERS)
+def test_case_25_what_starts_the_service_by_itself_is_stopped_before_and_started_again(
+    deployment: Gated, beside: Make, name: str
+) -> None:
+    units = beside(TRIGGERS[name])
+    assert all(unit in str(plan(deployment).expect(0)) for unit in TRIGGERS[name])
+    deployment.rollout().expect(0)
+    assert units.as_wanted() == "" and deployment.algorithm() == "DDTREE"
+    deployment.host.mood(when={"DFLASH": {"exit_at_once": 3}})
+    deployment.host.mood()
+    deployment.rollback().expect(0)
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+def test_case_25_a_socket_that_would_start_it_over_a_dependent_does_not_in_the_middle(
+    deployment: Gated, beside: Make
+) -> None:
+    """Its service is down and needs ours: one connection would start both."""
+    listen = "[Socket]\nListenStream=127.0.0.1:31111\n"
+    front = service(f"Requires={OURS}\n{AFTER}", "/bin/sleep 600")
+    units = beside({"lab-front.socket": listen, "lab-front.service": front}, ["lab-front.socket"])
+    deployment.gate("install")
+    running = deployment.begin()
+    knock = "exec 3<>/dev/tcp/127.0.0.1/31111"
+    assert deployment.host.run(f"bash -c '{knock}'", check=False).returncode != 0, "nobody listens meanwhile"
+    deployment.open()
+    running.finish().expect(0)
+    assert units.as_wanted() == ""
+    deployment.rollback().expect(0)
+    assert units.as_wanted() == ""
+
+
+def test_case_25_what_a_target_upholds_is_refused_before_anything_is_touched(
+    deployment: Gated, beside: Make
+) -> None:
+    beside({"lab-all.target": f"[Unit]\nUpholds={OURS}\n"})
+    old = deployment.host.unit()["MainPID"]
+    done = deployment.rollout().expect(2)
+    assert "lab-all.target" in done.outcome["reason"] and "Upholds=" in done.outcome["reason"], done
+    assert deployment.host.unit()["MainPID"] == old
+
+
+def test_case_25_what_a_start_stops_comes_back_where_the_service_was_down(
+    deployment: Gated, beside: Make
+) -> None:
+    """A stand-in serves elsewhere while ours is down; they exclude each other."""
+    host = deployment.host
+    file = deployment.folder / "rollout.yaml"
+    book = yaml.safe_load(file.read_text())
+    comparing = ("baseline", "tokens", "acceptance", "benchmark")
+    book["steps"] = [
+        s for s in book["steps"] if (s if isinstance(s, str) else next(iter(s))) not in comparing
+    ]
+    file.write_text(yaml.safe_dump(book, sort_keys=False))
+    host.run("systemctl stop sglang")
+    texts = {
+        "lab-standin.service": service(f"Conflicts={OURS}"),
+        "lab-over.service": service("Requires=lab-standin.service"),
+        "lab-part.service": service(f"PartOf={OURS}"),
+    }
+    units = Beside(host, texts, texts)
+    deployment.before = deployment.look()
+    try:
+        assert "lab-standin.service" in str(plan(deployment).expect(0))
+        host.mood(when={"DDTREE": {"exit_at_once": 3}})
+        deployment.rollout().expect(1, "start")
+        assert units.as_wanted() == "" and host.unit()["ActiveState"] == "inactive"
+        host.mood()
+        deployment.rollout().expect(0)
+        assert deployment.algorithm() == "DDTREE" and units.states()["lab-standin.service"] == "inactive"
+        deployment.rollback().expect(0)
+        assert units.as_wanted() == "" and host.unit()["ActiveState"] == "inactive"
+        deployment.assert_as_before()
+    finally:
+        units.remove()
+        deployment.before = deployment.look()
+
+
+def test_case_25_a_slow_dependent_is_waited_for(deployment: Gated, beside: Make) -> None:
+    """Its start takes longer than the server's own; nobody calls it down meanwhile."""
+    slow = service(f"Requires={OURS}\n{AFTER}", more=f"ExecStartPre=/bin/sleep 6\n# {SLEEP}")
+    units = beside({"lab-slow.service": slow})
+    deployment.rollout().expect(0)
+    assert units.as_wanted() == ""
+    deployment.rollback().expect(0)
+    assert units.as_wanted() == ""
