@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tests.lab.hosts import Host, wait_for
 
@@ -32,6 +32,8 @@ class Beside:
     def states(self) -> dict[str, str]:
         """Unit -> ActiveState."""
         names = [name for name in self.texts if "/" not in name]
+        if not names:
+            return {}
         said = self.host.run(f"systemctl show -p ActiveState --value {' '.join(names)}").stdout.split()
         return dict(zip(names, said, strict=True))
 
@@ -48,10 +50,14 @@ class Beside:
         names = [name for name in self.texts if "/" not in name]
         # The service is stopped first: not by one of these, and not again by what depends on it.
         starters = [name for name in names if name.endswith((".socket", ".timer", ".path"))]
-        self.host.run(f"systemctl stop {' '.join([*starters, *names])}", check=False)
+        if names:
+            self.host.run(f"systemctl stop {' '.join([*starters, *names])}", check=False)
         for name in self.texts:
             self.host.path(f"{UNITS}/{name}").unlink(missing_ok=True)
             folder = self.host.path(f"{UNITS}/{name}").parent
-            if "/" in name and not any(folder.iterdir()):
+            if "/" in name and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         self.host.run("systemctl daemon-reload; systemctl reset-failed; systemctl start sglang")
+
+
+Make = Callable[..., Beside]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
 
 import pytest
 import yaml
 
-from tests.lab.beside import SLEEP, Beside, service
-from tests.lab.controller import Result, Running
+from tests.lab.beside import Beside, Make, service
+from tests.lab.controller import Running
 from tests.lab.gated import Gated
 from tests.lab.hosts import wait_for
 
 pytestmark = pytest.mark.lab
-Make = Callable[..., Beside]
 OURS = "sglang.service"
 AFTER = f"After={OURS}"
 # One of each kind, two more levels over a service and over a target, and one that is down.
@@ -35,42 +33,11 @@ UP = [name for name in ALL if name != "lab-down.service"]
 STOPPED = {name for name in UP if name != "lab-wants.service"}
 
 
-@pytest.fixture
-def beside(deployment: Gated) -> Iterator[Make]:
-    made: list[Beside] = []
-
-    def make(texts: dict[str, str], up: list[str] | None = None) -> Beside:
-        made.append(Beside(deployment.host, texts, texts if up is None else up))
-        wait_for(deployment.host.generates, "tokens")
-        deployment.before = deployment.look()
-        return made[-1]
-
-    yield make
-    for one in made:
-        deployment.assert_as_before()
-        one.remove()
-        deployment.before = deployment.look()
-
-
-def plan(deployment: Gated) -> Result:
-    words = ["--payload", str(deployment.payload), "--playbook", str(deployment.folder / "rollout.yaml")]
-    return deployment.controller.run("plan", deployment.host.name, *words)
-
-
-def settings(deployment: Gated, **changes: object) -> None:
-    """Change the service's entry in hosts.yaml."""
-    file = deployment.folder / "hosts.yaml"
-    hosts = yaml.safe_load(file.read_text())["hosts"]
-    for fields in hosts.values():
-        fields["service"] |= changes
-    deployment.controller.write_hosts(hosts)
-
-
 def test_case_25_each_kind_of_dependent_is_named_and_comes_back_after_rollout_and_rollback(
     deployment: Gated, beside: Make
 ) -> None:
     units = beside(ALL, UP)
-    said = str(plan(deployment).expect(0))
+    said = str(deployment.plan().expect(0))
     assert all(name in said for name in STOPPED), said
     assert "lab-down.service" not in said and "lab-wants.service" not in said, said
     done = deployment.rollout().expect(0)
@@ -209,11 +176,9 @@ def test_case_25_what_starts_the_service_by_itself_is_stopped_before_and_started
     deployment: Gated, beside: Make, name: str
 ) -> None:
     units = beside(TRIGGERS[name])
-    assert all(unit in str(plan(deployment).expect(0)) for unit in TRIGGERS[name])
+    assert all(unit in str(deployment.plan().expect(0)) for unit in TRIGGERS[name])
     deployment.rollout().expect(0)
     assert units.as_wanted() == "" and deployment.algorithm() == "DDTREE"
-    deployment.host.mood(when={"DFLASH": {"exit_at_once": 3}})
-    deployment.host.mood()
     deployment.rollback().expect(0)
     assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
 
@@ -267,7 +232,7 @@ def test_case_25_what_a_start_stops_comes_back_where_the_service_was_down(
     units = Beside(host, texts, texts)
     deployment.before = deployment.look()
     try:
-        assert "lab-standin.service" in str(plan(deployment).expect(0))
+        assert "lab-standin.service" in str(deployment.plan().expect(0))
         host.mood(when={"DDTREE": {"exit_at_once": 3}})
         deployment.rollout().expect(1, "start")
         assert units.as_wanted() == "" and host.unit()["ActiveState"] == "inactive"
@@ -284,7 +249,7 @@ def test_case_25_what_a_start_stops_comes_back_where_the_service_was_down(
 
 def test_case_25_a_slow_dependent_is_waited_for(deployment: Gated, beside: Make) -> None:
     """Its start takes longer than the server's own; nobody calls it down meanwhile."""
-    slow = service(f"Requires={OURS}\n{AFTER}", more=f"ExecStartPre=/bin/sleep 6\n# {SLEEP}")
+    slow = service(f"Requires={OURS}\n{AFTER}", more="ExecStartPre=/bin/sleep 6")
     units = beside({"lab-slow.service": slow})
     deployment.rollout().expect(0)
     assert units.as_wanted() == ""

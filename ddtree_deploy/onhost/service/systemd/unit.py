@@ -90,7 +90,7 @@ class Unit(ServiceControl):
         """Also one that waits for dependents, which end first: a unit that runs and has a job."""
         shown = self._show()
         state = shown.get("ActiveState")
-        if state != "deactivating" and not (state == "active" and shown.get("Job")):
+        if state != "deactivating" and not (state == "active" and _job(shown)):
             return ""
         limit = shown.get("TimeoutStopUSec", "")
         return f"systemd still stops {self.unit}, and lets it take its time" + (limit and f" ({limit})")
@@ -154,10 +154,14 @@ class Unit(ServiceControl):
             self._reload()
 
 
+def _job(shown: dict[str, str]) -> bool:
+    return shown.get("Job", "") not in ("", "0")
+
+
 def _state(shown: dict[str, str]) -> UnitState:
     """A unit that is about to be restarted because it has failed is down."""
     active, sub = shown.get("ActiveState", ""), shown.get("SubState", "")
-    moving = bool(shown.get("Job")) or (active in ("activating", "deactivating") and sub != "auto-restart")
+    moving = _job(shown) or (active in ("activating", "deactivating") and sub != "auto-restart")
     result = shown.get("Result", "")
     how = f"{active} ({sub})" if result in ("", "success") else f"{active} ({result})"
     return UnitState(active in ("active", "reloading", "refreshing") and not moving, moving, how)
