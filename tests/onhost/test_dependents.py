@@ -93,6 +93,25 @@ def test_case_25_what_cannot_be_stopped_for_a_while_is_refused(of: Of, upholder:
     assert of({U: {"UpheldBy": upholder}, upholder: {"ActiveState": "inactive"}}).refused == ""
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"Transient": "yes"}, "once stopped it is gone"),
+        ({"LoadState": "not-found"}, "its unit file is not-found"),
+        ({"LoadState": "masked"}, "its unit file is masked"),
+        ({"CanStart": "no"}, "RefuseManualStart="),
+    ],
+)
+def test_case_25_what_could_not_be_started_again_is_refused_while_it_runs(
+    of: Of, said: dict[str, str], words: str
+) -> None:
+    refused = of({U: {"ConsistsOf": "a.service"}, "a.service": said}).refused
+    assert words in refused and "a.service" in refused
+    down = {"ActiveState": "inactive", **said}
+    assert of({U: {"ConsistsOf": "a.service"}, "a.service": down}).refused == ""
+    assert of({U: {"UpheldBy": "a.service"}, "a.service": {"CanStop": "no"}}).refused != ""
+
+
 def test_case_25_what_conflicts_counts_only_while_the_service_is_down(of: Of) -> None:
     graph: Graph = {
         U: {"ActiveState": "inactive", "Conflicts": "shutdown.target x.service", "ConflictedBy": "y.service"},

@@ -17,6 +17,7 @@ _GO_DOWN = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesSto
 _START_IT = ("TriggeredBy", "UpheldBy")
 _CONFLICTS = ("Conflicts", "ConflictedBy")
 EDGES = [*_GO_DOWN, *_START_IT, *_CONFLICTS]
+ASKED = ["Id", "ActiveState", "LoadState", "Transient", "CanStart", "CanStop", *EDGES]
 UP = ("active", "reloading", "refreshing", "activating")
 # To start a target, say, starts all that it wants, also what somebody has stopped.
 _CAN_BE_STOPPED = (".service", ".socket", ".timer", ".path")
@@ -48,8 +49,8 @@ def of(unit: str, shown: dict[str, str]) -> Closure:
         roles |= todo
         names = list(todo)
         todo = {}
-        for name, one in zip(names, systemctl.show_each(names, ["Id", "ActiveState", *EDGES]), strict=True):
-            _enter(found, unit, name, roles[name], one.get("ActiveState", ""))
+        for name, one in zip(names, systemctl.show_each(names, ASKED), strict=True):
+            _enter(found, unit, name, roles[name], one)
             todo |= _further(one, roles[name])
     return found
 
@@ -72,17 +73,33 @@ def _further(shown: dict[str, str], role: str) -> dict[str, str]:
     return found | (_edges(shown, _START_IT, _STARTER) if up or role == _STOPPED else {})
 
 
-def _enter(found: Closure, unit: str, name: str, role: str, state: str) -> None:
+def _enter(found: Closure, unit: str, name: str, role: str, shown: dict[str, str]) -> None:
+    state = shown.get("ActiveState", "")
     if state not in UP:
         return
+    found.refused = found.refused or _never_again(unit, name, role, shown)
     if role == _CONFLICTING:
         found.conflicting[name] = state
         return
     found.stopped[name] = state
     if role == _STARTER:
         found.starters.insert(0, name)  # the farthest first: it may start a nearer one
-        if not name.endswith(_CAN_BE_STOPPED):
-            found.refused = (
-                f"{name} upholds {unit}, or what a stop takes down with it (Upholds=): it would start it at "
-                f"once, and cannot be stopped itself without more that changes; take Upholds= out first"
-            )
+
+
+def _never_again(unit: str, name: str, role: str, shown: dict[str, str]) -> str:
+    """Why what goes down cannot come back, or must not go down; in words, "" where nothing is against it."""
+    if role == _STARTER and not name.endswith(_CAN_BE_STOPPED):
+        return (
+            f"{name} upholds {unit}, or what a stop takes down with it (Upholds=): it would start it at "
+            "once, and cannot be stopped itself without more that changes; take Upholds= out first"
+        )
+    why = ""
+    if shown.get("Transient") == "yes":
+        why = "systemd-run made it, and once stopped it is gone"
+    elif shown.get("LoadState", "loaded") != "loaded":
+        why = f"its unit file is {shown['LoadState']}"
+    elif shown.get("CanStart") == "no":
+        why = "it refuses to be started by hand (RefuseManualStart=)"
+    elif role == _STARTER and shown.get("CanStop") == "no":
+        why = "it starts the service by itself, and refuses to be stopped by hand (RefuseManualStop=)"
+    return f"{name} goes down with {unit} and could not be brought back: {why}; stop it first" if why else ""
