@@ -1,4 +1,4 @@
-"""Case 25, the other way round: random units on a real systemd, stopped; what was computed is what went down."""
+"""Case 25, the other way round: random units on a real systemd are stopped; what was computed went down."""
 
 from __future__ import annotations
 
