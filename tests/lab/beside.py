@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 
 from tests.lab.hosts import Host, wait_for
@@ -26,7 +27,7 @@ class Beside:
             path.write_text(text)
         host.run("systemctl daemon-reload")
         if self.up:
-            host.run(f"systemctl start {' '.join(self.up)}")
+            host.run(f"systemctl start {shlex.join(self.up)}")
         self.settle()
 
     def states(self) -> dict[str, str]:
@@ -34,7 +35,7 @@ class Beside:
         names = [name for name in self.texts if "/" not in name]
         if not names:
             return {}
-        said = self.host.run(f"systemctl show -p ActiveState --value {' '.join(names)}").stdout.split()
+        said = self.host.run(f"systemctl show -p ActiveState --value {shlex.join(names)}").stdout.split()
         return dict(zip(names, said, strict=True))
 
     def settle(self) -> None:
@@ -51,7 +52,7 @@ class Beside:
         # The service is stopped first: not by one of these, and not again by what depends on it.
         starters = [name for name in names if name.endswith((".socket", ".timer", ".path"))]
         if names:
-            self.host.run(f"systemctl stop {' '.join([*starters, *names])}", check=False)
+            self.host.run(f"systemctl stop {shlex.join([*starters, *names])}", check=False)
         for name in self.texts:
             self.host.path(f"{UNITS}/{name}").unlink(missing_ok=True)
             folder = self.host.path(f"{UNITS}/{name}").parent

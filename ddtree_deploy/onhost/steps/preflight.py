@@ -17,6 +17,7 @@ from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
 from ..wire.facts import ServiceFacts
+from ..wire.kinds import TABLE
 
 # Beside the payload itself: the journal, logs, and room so that an undo never meets a full disk.
 MARGIN_BYTES = 32 * 1024**2
@@ -134,7 +135,7 @@ def _service(ctx: Context) -> ServiceFacts | None:
 
 def _stop(ctx: Context, service: ServiceFacts) -> str:
     """What a person should know of the stop that comes."""
-    spec = next((s for s in ctx.plan.steps if s.kind == "stop"), None)
+    spec = next((s for s in ctx.plan.steps if s.kind == "stop" or TABLE[s.kind].restarts), None)
     if spec is None or ctx.plan.service is None:
         return ""
     short = service.short_limit(float(spec.options.get("limit_s", ctx.plan.service.stop_limit_s)))

@@ -52,9 +52,9 @@ class ServiceFacts:
         """Why a stop within `limit_s` is not sure, in words; "" where nothing is known against it."""
         if 0 <= self.stop_takes_s <= limit_s:
             return ""
-        own = "without end" if self.stop_takes_s < 0 else f"{self.stop_takes_s:g} s"
+        own = "infinity" if self.stop_takes_s < 0 else f"{self.stop_takes_s:g}s"
         return (
-            f"stop.limit is {limit_s:g} s, but the unit may take longer to end (TimeoutStopSec=: {own}); a "
+            f"stop.limit is {limit_s:g} s, but the unit may take longer to end (TimeoutStopSec={own}); a "
             "stop that runs into the limit is undone, and the undo waits for as long as the unit takes"
         )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 
 import pytest
 import yaml
 
-from tests.lab.beside import Beside, Make, service
+from tests.lab.beside import UNITS, Beside, Make, service
 from tests.lab.controller import Running
-from tests.lab.gated import Gated
+from tests.lab.gated import GATE, Gated
 from tests.lab.hosts import wait_for
 
 pytestmark = pytest.mark.lab
@@ -26,8 +27,13 @@ ALL = {
     "lab-third.service": service("PartOf=lab-second.service"),
     "lab-stack.target": f"[Unit]\nRequires={OURS}\n{AFTER}\n",
     "lab-of-target.service": service("PartOf=lab-stack.target"),
+    "lab-of\\x2dtarget@1.service": service("PartOf=lab-stack.target"),
     "lab-wants.service": service(f"Wants={OURS}\n{AFTER}"),
     "lab-down.service": service(f"PartOf={OURS}"),
+}
+EDGES = {
+    "lab-edge.service": service(f"Requires={OURS}\n{AFTER}"),
+    "lab-over.target": "[Unit]\nBindsTo=lab-edge.service\nAfter=lab-edge.service\n",
 }
 UP = [name for name in ALL if name != "lab-down.service"]
 STOPPED = {name for name in UP if name != "lab-wants.service"}
@@ -85,7 +91,7 @@ def test_case_25_after_a_power_cut_between_stop_and_start_they_are_up_with_no_co
         }
     units = beside(texts, UP)
     if enabled:
-        deployment.host.run(f"systemctl enable {' '.join(UP)}")
+        deployment.host.run(f"systemctl enable {shlex.join(UP)}")
         deployment.before = deployment.look()
     deployment.gate("start")
     power_cut(deployment, deployment.begin())
@@ -98,7 +104,7 @@ def test_case_25_after_a_power_cut_between_stop_and_start_they_are_up_with_no_co
     assert states["lab-down.service"] == "inactive"
     if enabled:
         deployment.assert_as_before()
-        deployment.host.run(f"systemctl disable {' '.join(UP)}")
+        deployment.host.run(f"systemctl disable {shlex.join(UP)}")
         deployment.before = deployment.look()
 
 
@@ -141,6 +147,93 @@ def test_case_25_a_dependent_that_the_new_release_does_not_suit_is_a_failed_gate
     done = deployment.rollout().expect(1, "start")
     assert "lab-choosy.service" in done.outcome["reason"] and done.outcome["state"] == "as before", done
     assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+def test_case_25_a_dependent_that_ends_some_time_after_the_start_is_seen_by_the_last_look(
+    deployment: Gated, beside: Make
+) -> None:
+    old = "pgrep -f [s]peculative-algorithm.DFLASH >/dev/null && exec sleep infinity"
+    late = f"/bin/sh -c '{old}; until [ -e /run/lab-late ]; do sleep .1; done; exit 4'"
+    units = beside({"lab-late.service": service(f"Requires={OURS}\n{AFTER}", late)})
+    deployment.gate("unlock")
+    running = deployment.begin()
+    deployment.host.run("touch /run/lab-late")
+    wait_for(lambda: units.states()["lab-late.service"] == "failed", "the dependent to end")
+    deployment.open()
+    done = running.finish().expect(1, "unlock")
+    assert "lab-late.service (failed (exit-code))" in done.outcome["reason"], done
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+    deployment.host.run("rm /run/lab-late")
+
+
+def test_case_25_what_a_dependent_alone_keeps_up_comes_back_with_it(deployment: Gated, beside: Make) -> None:
+    units = beside(
+        {
+            "lab-helper.service": service("StopWhenUnneeded=yes"),
+            "lab-edge.service": service(
+                f"Requires={OURS} lab-helper.service\nAfter=lab-helper.service {OURS}"
+            ),
+        },
+    )
+    deployment.rollout().expect(0)
+    assert units.as_wanted() == ""
+    deployment.rollback().expect(0)
+    assert units.as_wanted() == ""
+
+
+def test_case_25_one_that_systemd_run_made_is_refused_because_it_could_not_come_back(
+    deployment: Gated, beside: Make
+) -> None:
+    beside({})
+    host = deployment.host
+    host.run(f"systemd-run --quiet --unit=lab-passing --property=PartOf={OURS} /bin/sleep infinity")
+    old = host.unit()["MainPID"]
+    done = deployment.rollout().expect(2)
+    assert "lab-passing.service" in done.outcome["reason"] and "systemd-run" in done.outcome["reason"], done
+    assert host.unit()["MainPID"] == old
+    host.run("systemctl stop lab-passing")
+
+
+def test_case_25_a_sweep_restarts_them_each_time_and_leaves_them_up(deployment: Gated, beside: Make) -> None:
+    units = beside({"lab-edge.service": service(f"Requires={OURS}\n{AFTER}")})
+    words = ["--budgets", "4", "--passes", "1", "--rounds", "5", "--yes"]
+    words += ["--playbook", str(deployment.folder / "rollout.yaml")]
+    done = deployment.controller.run("sweep", deployment.host.name, *words).expect(0)
+    (shown,) = [e for e in done.events if e["e"] == "plan"]
+    assert shown["dependents"] == ["lab-edge.service"], shown
+    assert units.as_wanted() == "" and deployment.algorithm() == "DFLASH"
+
+
+def test_case_25_after_a_power_cut_past_the_decision_what_boots_is_up_beside_the_new_release(
+    deployment: Gated, beside: Make
+) -> None:
+    """The run died after it had decided: its guard finishes it, and starts the service anew."""
+    host = deployment.host
+    units = beside({name: text + "[Install]\nWantedBy=multi-user.target\n" for name, text in EDGES.items()})
+    host.run(f"systemctl enable {' '.join(EDGES)}")
+    deployment.before = deployment.look()
+    deployment.gate("health")
+    running = deployment.begin()
+    guard = f"{UNITS}/{OURS}.d/zzzz-ddtree-deploy-guard.conf"
+    text = host.path(guard).read_bytes()
+    deployment.open()
+    run = running.finish().expect(0).outcome["run"]
+    (journal,) = host.path("/var/lib/ddtree-deploy").glob(f"sites/*/runs/{run}/journal.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    decided = next(i for i, line in enumerate(lines) if b'"e":"commit"' in line)
+    journal.write_bytes(b"".join(lines[: decided + 1]))
+    host.path(guard).write_bytes(text)
+    host.power_cut()
+    host.boot()
+    wait_for(host.generates, "tokens")
+    wait_for(lambda: not host.path(guard).exists(), "the guard to be removed")
+    assert deployment.algorithm() == "DDTREE"
+    units.settle()
+    host.run(f"rm -f {GATE} {GATE}.reached")
+    deployment.rollback().expect(0)
+    deployment.assert_as_before()
+    host.run(f"systemctl disable {' '.join(EDGES)}")
+    deployment.before = deployment.look()
 
 
 def test_case_25_a_dependent_that_does_not_come_back_in_the_undo_is_named_and_recover_goes_on(

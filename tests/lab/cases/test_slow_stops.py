@@ -38,7 +38,7 @@ def test_case_33_a_stop_that_runs_into_the_limit_is_undone_and_the_undo_waits_fo
     old = deployment.host.unit()["MainPID"]
     own, _, _ = text.partition("\n")
     said = str(deployment.plan().expect(0))
-    assert "stop.limit is 3 s" in said and own.replace("=", "=: ") in said, said
+    assert "stop.limit is 3 s" in said and own in said, said
     done = deployment.rollout().expect(1, "stop")
     (preflight,) = [e for e in done.events if e["e"] == "verdict" and e["step"] == "preflight"]
     assert "stop.limit is 3 s" in preflight["reason"], preflight
@@ -55,7 +55,7 @@ def test_case_33_nothing_is_said_of_a_limit_that_is_long_enough(deployment: Gate
 
 def test_case_33_a_unit_without_a_limit_of_its_own_is_said(deployment: Gated, beside: Make) -> None:
     slow(deployment, beside, "TimeoutStopSec=infinity")
-    assert "TimeoutStopSec=: without end" in str(deployment.plan().expect(0))
+    assert "TimeoutStopSec=infinity" in str(deployment.plan().expect(0))
 
 
 @pytest.mark.parametrize("way", ["interrupted", "killed"])
