@@ -19,7 +19,7 @@ from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, to_
 from ddtree_deploy.planning import digest
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.known import PACKAGE, Known
-from ddtree_deploy.planning.plan_steps import step_specs
+from ddtree_deploy.planning.plan_steps import step_specs, stop_limit_s
 
 
 @dataclass(frozen=True)
@@ -163,18 +163,24 @@ def assemble(
         secrets=dict(options.secrets),
         **own,
     )
-    changes = _changes(known, playbook, plan, files, [*_warnings(known), *warnings])
+    changes = _changes(known, playbook, plan, files, [*_warnings(known, plan), *warnings])
     if payload is not None:
         changes = replace(changes, digest=digest.of(known, payload, playbook, plan))
     return PlanResult(plan, blob, changes)
 
 
-def _warnings(known: Known) -> list[str]:
+def _warnings(known: Known, plan: Plan) -> list[str]:
     """What of the host a person should know before saying yes."""
     host, facts = known.host, known.facts
     found = list(facts.warnings)
     if facts.service is not None:
         found += [text for text in (facts.service.other_code, *facts.service.warnings) if text]
+    limit = stop_limit_s(plan.steps, plan.service)
+    if facts.service is not None and limit is not None:
+        if short := facts.service.short_limit(limit):
+            found.append(short)
+        if others := ", ".join(facts.service.conflicting):
+            found.append(f"a start of the service stops what conflicts with it: {others}")
     if facts.lock.held:
         found.append(f"locked by run {facts.lock.run} of {facts.lock.who} since {facts.lock.since}")
     if facts.orphan is not None:
@@ -204,6 +210,7 @@ def _changes(
         steps=_step_lines(playbook, plan),
         warnings=tuple(warnings),
         launch_changed=_launch_changed(known),
+        dependents=tuple(service.dependents) if service and stop_limit_s(plan.steps, plan.service) else (),
     )
 
 

@@ -52,6 +52,7 @@ class ChangeSet:
     warnings: tuple[str, ...] = ()
     launch_changed: bool = False  # `launch:` is not what the live release was started with (its env, say)
     digest: str = ""  # of a rollout: over all that it was planned from (see `digest`)
+    dependents: tuple[str, ...] = ()  # units that go down with the service, and are started again
 
     @property
     def empty(self) -> bool:
@@ -94,6 +95,8 @@ def render(changes: ChangeSet, *, diffs: bool = True, unchanged: bool = False) -
         out.append(f"  back to   {changes.back_to}")
     out += _files(changes, diffs, unchanged)
     out += _launch(changes)
+    if changes.dependents:
+        out.append(f"  with  {', '.join(changes.dependents)} (stopped with the service, and started again)")
     out += ["", "steps"]
     out += [_step(step) for step in changes.steps]
     longest = sum(step.timeout_s for step in changes.steps if not step.skipped)

@@ -329,6 +329,7 @@ def plan_event(made: PlanResult, steps: list[str]) -> dict[str, Any]:
         "steps": steps,
         "command": list(made.changes.command),
         "new_command": list(made.changes.new_command),
+        "dependents": list(made.changes.dependents),
         "warnings": list(made.changes.warnings),
         "digest": made.changes.digest,
     }

@@ -93,6 +93,7 @@ class Image:
     enabled: bool = True  # started at boot
     user: str = ""  # User= of the unit
     files: dict[str, str] = field(default_factory=dict)
+    started: tuple[str, ...] = ()  # further units of these that are started at boot
 
 
 def make_template(root: Path, authorized_key: str) -> None:
@@ -180,4 +181,6 @@ def personalize(root: Path, name: str, image: Image, machine_id: str) -> str:
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    for unit in image.started:
+        (units / "multi-user.target.wants" / unit).symlink_to(f"/etc/systemd/system/{unit}")
     return key.with_suffix(".pub").read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.lab.controller import Controller, Result
 from tests.lab.fake_venv import VENV, site_packages
@@ -46,6 +47,17 @@ class Deployment:
     def rollout(self, payload: Path | None = None, **more: Any) -> Result:
         words = ["--payload", str(payload or self.payload), "--playbook", str(self.folder / "rollout.yaml")]
         return self.controller.run("rollout", self.host.name, "--yes", *words, **more)
+
+    def plan(self) -> Result:
+        words = ["--payload", str(self.payload), "--playbook", str(self.folder / "rollout.yaml")]
+        return self.controller.run("plan", self.host.name, *words)
+
+    def settings(self, **changes: Any) -> None:
+        """Change the service's entry in hosts.yaml."""
+        hosts = yaml.safe_load((self.folder / "hosts.yaml").read_text())["hosts"]
+        for fields in hosts.values():
+            fields["service"] |= changes
+        self.controller.write_hosts(hosts)
 
     def rollback(self) -> Result:
         words = ["--playbook", str(self.folder / "rollback.yaml")]

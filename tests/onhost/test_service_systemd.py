@@ -39,7 +39,11 @@ args = [a for a in sys.argv[1:] if a != "--no-pager"]
 with (root / "calls").open("a") as f:
     f.write(" ".join(args) + "\\n")
 state = json.loads((root / "state.json").read_text())
-if args[0] == "show":
+if args[0] == "show" and "--" in args:
+    names = args[1].split("=", 1)[1].split(",")
+    units = [{{"Id": u, "ActiveState": "active", **state.get("beside", {{}}).get(u, {{}})}} for u in args[3:]]
+    print("\\n".join("".join(f"{{n}}={{u[n]}}\\n" for n in names if n in u) for u in units), end="")
+elif args[0] == "show":
     names = args[2].split("=", 1)[1].split(",")
     print("\\n".join(f"{{n}}={{state[n]}}" for n in names if n in state))
 elif args[0] in state.get("fails", []):
@@ -340,6 +344,58 @@ def test_a_start_that_systemd_refuses_is_a_failure(host: Host) -> None:
     control = host.control()
     with pytest.raises(StepFailed, match=r"start --no-block sglang\.service: Job failed"):
         control.start(host.lab.context(control.service))
+
+
+def test_case_25_what_would_start_it_is_stopped_before_it_and_started_around_it(host: Host) -> None:
+    beside = {
+        "sglang.socket": {"UpheldBy": "keeper.service"},
+        "edge.service": {"ConsistsOf": "second.service"},
+    }
+    host.state(
+        ActiveState="active", TriggeredBy="sglang.socket", RequiredBy="edge.service", beside=beside, Id="x"
+    )
+    control = host.control()
+    ctx = host.lab.context(control.service)
+    facts = control.describe()
+    assert set(facts.dependents) == {"sglang.socket", "edge.service", "keeper.service", "second.service"}
+    record = control.record(ctx.backup_dir)
+    assert set(record.dependents) == set(facts.dependents)
+    control.terminate()
+    assert host.calls() == ["stop --no-block keeper.service sglang.socket sglang.service"]
+    control.start(ctx)
+    started = [call for call in host.calls() if call.startswith("start")]
+    assert started[0] == "start --no-block -- sglang.socket" and started[1].endswith("block sglang.service")
+    assert set(started[2].split()[3:]) == {"edge.service", "keeper.service", "second.service"}
+
+
+def test_case_25_a_dependent_that_cannot_be_started_does_not_keep_the_service_down(host: Host) -> None:
+    host.state(ActiveState="active", RequiredBy="edge.service")
+    control = host.control()
+    ctx = host.lab.context(control.service)
+    control.record(ctx.backup_dir)
+    host.state(fails=["reset-failed"])
+    control.start(ctx)
+    assert host.calls()[-1] == "start --no-block -- edge.service"
+    assert "start --no-block sglang.service" in host.calls()
+
+
+@pytest.mark.parametrize(
+    ("state", "under_way"),
+    [
+        ({"ActiveState": "deactivating"}, True),
+        ({"ActiveState": "active", "Job": "17"}, True),
+        ({"ActiveState": "active", "Job": ""}, False),
+        ({"ActiveState": "active", "Job": "0"}, False),
+        ({"ActiveState": "activating", "Job": "17"}, False),
+        ({"ActiveState": "failed"}, False),
+    ],
+)
+def test_case_33_a_stop_under_way_is_seen_also_before_it_begins(
+    host: Host, state: dict[str, str], under_way: bool
+) -> None:
+    host.state(TimeoutStopUSec="25s", **state)
+    told = host.control().stop_under_way()
+    assert bool(told) is under_way and ("(25s)" in told) is under_way
 
 
 def test_the_log_of_a_unit_may_be_a_file(host: Host) -> None:

@@ -48,14 +48,18 @@ class Control:
 
     endpoint = Endpoint(f"http://127.0.0.1:{PORT}")
 
-    def __init__(self, *members: tuple[int, int]) -> None:
+    def __init__(self, *members: tuple[int, int], until: float = 0.0, clock: Clock | None = None) -> None:
         self.members = frozenset(members)
+        self.until, self.clock = until, clock  # till then its manager ends it
 
     def processes(self) -> Footprint:
         return Footprint(members=self.members)
 
     def stranger(self, argv: list[str]) -> str:
         return ""
+
+    def stop_under_way(self) -> str:
+        return "systemd still stops it" if self.clock and self.clock.now < self.until else ""
 
     def mask(self, text: str) -> str:
         return text
@@ -144,6 +148,26 @@ def test_with_kill_what_is_left_at_the_limit_is_killed_once(
     assert (pid, sig) == (child[0], signal.SIGKILL)
     assert 20.0 < when - began <= 20.5
     assert 30.0 < clock.now - began <= 31.5
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"undoing": True}, 60.0),
+        ({"undoing": False}, 20.0),
+        ({"undoing": True, "kill": True}, 30.0),
+    ],
+)
+def test_case_33_a_stop_that_its_manager_is_at_work_on_is_waited_for_beyond_the_limit(
+    clock: Clock, signals: Signals, child: tuple[int, int], options: dict[str, bool], least: float
+) -> None:
+    began = clock.now
+    control = Control(child, until=began + 60.0, clock=clock)
+    with pytest.raises(StepFailed) as failed:
+        wait_gone(clock, control, Footprint(child[0], frozenset({child})), **options)
+    assert least < clock.now - began <= least + 6.0
+    assert ("systemd still stops it" in failed.value.reason) is (not options["undoing"])
+    assert bool(signals) is ("kill" in options)
 
 
 def held(

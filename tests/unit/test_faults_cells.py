@@ -31,10 +31,17 @@ def test_every_combination_is_run_or_left_out_with_a_reason() -> None:
     assert all(reason for reason in cells.left_out())
 
 
+@pytest.mark.parametrize(("action", "step"), [(a, s) for a, steps in cells.STEPS.items() for s in steps])
+def test_each_step_has_two_cells_on_a_host_with_dependents(action: str, step: str) -> None:
+    mine = [c for c in cells.grid() if c.dependents and (c.action, c.step) == (action, step)]
+    assert len(mine) == 2
+    assert [c for c in mine if cells.excluded(c)] == [c for c in mine if c.step == "local"][:1]
+
+
 def test_the_short_cut_has_every_fault() -> None:
     chosen = cells.short(random.Random(1))
     assert {cell.fault for cell in chosen} >= set(cells.FAULTS)
-    assert any(cell.second for cell in chosen)
+    assert any(cell.second for cell in chosen) and any(cell.dependents for cell in chosen)
 
 
 def test_a_sample_of_doubles_has_every_second_fault() -> None:

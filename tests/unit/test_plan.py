@@ -136,6 +136,35 @@ def test_an_upgrade_changes_only_what_differs(kit: Kit) -> None:
     assert "site:sglang_ddtree/__init__.py" not in {t.ref for t in result.plan.targets}
 
 
+def with_service(kit: Kit, **more: Any) -> dict[str, Any]:
+    """Facts with a service that has more to tell."""
+    found = kit.world.facts(kit.host, kit.payload).service
+    assert found is not None
+    return {"service": replace(found, **more)}
+
+
+def test_case_25_what_goes_down_with_the_service_is_shown(kit: Kit) -> None:
+    names = {"dependents": ["edge.service", "front.socket"]}
+    line = "  with  edge.service, front.socket (stopped with the service, and started again)\n"
+    assert line in render(kit.rollout(**with_service(kit, **names)).changes)
+    kit.apply(kit.rollout())
+    back = kit.rollback(**with_service(kit, **names))
+    assert isinstance(back, PlanResult) and line in render(back.changes)
+
+
+def test_case_25_what_a_start_stops_is_a_warning(kit: Kit) -> None:
+    text = render(kit.rollout(**with_service(kit, conflicting=["standin.service"])).changes)
+    assert "a start of the service stops what conflicts with it: standin.service" in text
+
+
+@pytest.mark.parametrize(("takes", "said"), [(0.0, False), (120.0, False), (121.0, True), (-1.0, True)])
+def test_case_33_a_stop_limit_shorter_than_the_units_own_is_a_warning(
+    kit: Kit, takes: float, said: bool
+) -> None:
+    text = render(kit.rollout(**with_service(kit, stop_takes_s=takes)).changes)
+    assert ("stop.limit is 120 s" in text) is said
+
+
 def test_a_rollback_of_an_upgrade(kit: Kit) -> None:
     kit.apply(kit.rollout())
     before = dict(kit.world.files)

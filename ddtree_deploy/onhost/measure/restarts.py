@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from ..context import Context, StepFailed
-from ..service import bring_back, serving, stopping
+from ..service import bring_back, dependents, serving, stopping
 from ..service.base import ServiceControl
 from ..service.kind import control
 from ..service.ready import wait_ready
@@ -41,6 +41,9 @@ def restart(ctx: Context, launch: Launch | None = None) -> ServiceControl:
     ctx.progress(
         wait_ready(ctx, wanted, stalled_after_s=service.start_stalled_after_s, limit_s=service.start_limit_s)
     )
+    record = serving.record_of(ctx)
+    if record is not None:
+        dependents.require(ctx, wanted, record)
     return wanted
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -16,6 +18,10 @@ ANSWER_S = 5.0
 SHOW_S = 30.0
 DO_S = 120.0
 LOOK_S = 0.1
+_UNITS_S = {
+    "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
+    "month": 2629800.0, "y": 31557600.0,
+}  # fmt: skip
 UNANSWERED = ("", "offline", "unknown")  # what `is-system-running` says when nobody does
 
 
@@ -77,7 +83,30 @@ def stopping() -> bool:
 
 
 def show(unit: str, names: list[str]) -> dict[str, str]:
-    """Properties of a unit, of one moment: one call, however many. Raises SystemctlError."""
-    lines = run("show", unit, f"--property={','.join(names)}", seconds=SHOW_S).splitlines()
-    pairs = (line.partition("=") for line in lines)
+    """Properties of a unit, of one moment: one call, however many. Raises SystemctlError.
+
+    Properties that this systemd does not know are missing.
+    """
+    return _properties(run("show", unit, f"--property={','.join(names)}", seconds=SHOW_S))
+
+
+def show_each(units: list[str], names: list[str]) -> list[dict[str, str]]:
+    """The same of several units, in their order, in one call; `names` has one that every unit has, as Id."""
+    said = run("show", f"--property={','.join(names)}", "--", *units, seconds=SHOW_S)
+    blocks = said.split("\n\n")
+    if len(blocks) != len(units):
+        raise SystemctlError(f"systemctl show: {len(blocks)} answers for {len(units)} units")
+    return [_properties(block) for block in blocks]
+
+
+def _properties(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines())
     return {name: value for name, equals, value in pairs if equals}
+
+
+def seconds(span: str) -> float:
+    """A time span as systemctl prints it ("1min 30s", "infinity"), in seconds; 0.0 for what is none."""
+    if span == "infinity":
+        return math.inf
+    found = re.findall(r"([0-9.]+)(us|ms|s|min|h|d|w|month|y)(?:\s|$)", span)
+    return sum(float(number) * _UNITS_S[unit] for number, unit in found)

@@ -53,6 +53,8 @@ class Record:
 
     `definition` is the kind's own: for systemd the drop-in, else the launch of the process. `active`: it ran.
     `generated`: it answered a prompt of ours. `argv`: of the running server (its secrets unmasked).
+    `dependents`: unit -> state, of what ran and goes down with the service; `conflicting`: of what ran and
+    goes down when the service, which was down, is started.
     """
 
     kind: str
@@ -61,6 +63,8 @@ class Record:
     definition: dict[str, Any] | None
     argv: list[str] = field(default_factory=list)
     state: str = ""
+    dependents: dict[str, str] = field(default_factory=dict)
+    conflicting: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,6 +77,15 @@ class Record:
             return cls(**json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError) as e:
             raise ServiceError(f"the record of the service cannot be read: {path}: {e}") from e
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """A unit beside the service: up, down for good, or moving. `how` is for people."""
+
+    up: bool
+    moving: bool
+    how: str
 
 
 class ServiceControl(ABC):
@@ -145,6 +158,10 @@ class ServiceControl(ABC):
             return e.status == 503
         return False
 
+    def stop_under_way(self) -> str:
+        """In words, that its manager is at work on a stop and will end it; "" where nobody is."""
+        return ""
+
     def main_lives(self) -> bool:
         """The main process that was seen last still lives; asked often, so only what costs nothing to know.
 
@@ -199,6 +216,24 @@ class ServiceControl(ABC):
     def start(self, ctx: Context) -> None:
         """Start it as defined; returns once that was accepted, long before it serves. Raises StepFailed."""
 
+    # ---- what goes down with it, where a service manager takes it along --------------------------------
+
+    def dependents(self) -> dict[str, str]:
+        """Unit -> state, of what runs and goes down with the service; also what would start it by itself."""
+        return {}
+
+    def conflicting(self) -> dict[str, str]:
+        """The same of what goes down when the service, which is down, is started."""
+        return {}
+
+    def start_units(self, names: list[str], *, alone: bool) -> None:
+        """Start these, without waiting. `alone`: without what they require. Raises StepFailed."""
+        raise ServiceError(f"only systemd starts units: {', '.join(names)}")
+
+    def states(self, names: list[str]) -> dict[str, UnitState]:
+        """How these are now."""
+        return {}
+
     # ---- the boot guard, where a service manager starts services by itself ----------------------------
 
     def guarded_unit(self) -> str:
@@ -231,6 +266,8 @@ class ServiceControl(ABC):
                 definition=self.definition(),
                 argv=self.running_argv() if active else [],
                 state=self.describe().state,
+                dependents=self.dependents(),
+                conflicting=self.conflicting(),
             )
         record.save(folder)
         return record

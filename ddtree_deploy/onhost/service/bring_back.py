@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..context import Context, StepFailed, UndoFailed
-from . import gpu_memory, listener, serving, stopping
+from . import dependents, gpu_memory, listener, serving, stopping
 from .base import Record, ServiceControl, ServiceError
 from .ready import wait_ready
 
@@ -15,12 +15,18 @@ EXEC_S = 30.0
 
 
 def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
-    """Start what ran before. Idempotent: one that runs with the recorded command line is left alone."""
-    service = serving.service_of(ctx)
+    """Start what ran before, and what went down with it. Idempotent: what runs as recorded is left alone."""
     control = serving.control_of(ctx)
     folder, before = _recorded(intents)
     if not before.active:
         return
+    _service(ctx, control, folder, before, set(intents[0].get("gpus", [])))
+    if said := dependents.require(ctx, control, before):
+        ctx.progress(said)
+
+
+def _service(ctx: Context, control: ServiceControl, folder: Path, before: Record, gpus: set[str]) -> None:
+    service = serving.service_of(ctx)
     if _runs_as_before(control, before):
         # One that got SIGTERM may answer as long as it drains, and is gone a moment later.
         if not control.ending() and (not before.generated or control.generates()):
@@ -39,7 +45,7 @@ def undo(ctx: Context, intents: list[dict[str, Any]]) -> None:
         )
     control.restore_launch(ctx, folder)
     try:  # the new one's memory has to be back, too; whether it is enough the start itself shows
-        gpu_memory.wait_free(ctx, set(intents[0].get("gpus", [])), gpu_memory.fraction_of(before.argv))
+        gpu_memory.wait_free(ctx, gpus, gpu_memory.fraction_of(before.argv))
     except StepFailed as e:
         ctx.progress(e.reason)
     control.start(ctx)
@@ -67,6 +73,8 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
         raise UndoFailed("the service runs with another command line than before")
     if before.generated and not control.generates():
         raise UndoFailed("the service generated before and does not now")
+    if before.active and (lacking := dependents.down(control, before)):
+        raise UndoFailed(f"up before, and not any more: {lacking}")
 
 
 def _became(ctx: Context, control: ServiceControl, argv: list[str]) -> bool:

@@ -15,6 +15,7 @@ from .sglang_api import Endpoint, running_requests
 _POLL_S = (0.02, 0.05)  # users are without service meanwhile, and a look at known processes is cheap
 # After the main process is gone its children get this long before they are asked, too.
 _CHILDREN_S = 3.0
+_PATIENCE_S = 5.0  # between looks at a manager that still ends the service
 
 
 def drain(ctx: Context, endpoint: Endpoint, bound_s: float) -> str:
@@ -37,7 +38,8 @@ def stop(ctx: Context, control: ServiceControl, *, limit_s: float, kill: bool, u
     """Stop the service, wait until its processes and ports are gone. Idempotent.
 
     Leftovers are ended by pid only with `kill`; who holds a port and is none of the service's, never. An undo
-    leaves such a port to its holder, and names it. Raises StepFailed naming each process that is left.
+    leaves such a port to its holder, and names it; without `kill` it waits beyond the limit for a stop that
+    the service's manager is at work on. Raises StepFailed naming each process that is left.
     """
     before = control.footprint()
     if ctx.lock is not None:
@@ -79,7 +81,10 @@ def wait_gone(
         if waited > _CHILDREN_S and not asked and before.main not in left:
             asked = True
             _signal(before, left, signal.SIGTERM)
-        if waited > limit_s:
+        if waited > limit_s and undoing and not kill and (told := control.stop_under_way()):
+            ctx.progress(f"still there after {waited:.0f} s: {told}")
+            limit_s = waited + _PATIENCE_S
+        elif waited > limit_s:
             if killed or not (kill and left):
                 busy = busy or held_ports(before, control.endpoint.port)
                 raise StepFailed(leftovers(control, left, busy, waited, killed))
@@ -113,8 +118,13 @@ def leftovers(
     parts += [f"port {port} is held" for port, holders in sorted(busy.items()) if not holders]
     ports = ", ".join(str(port) for port in sorted(busy))
     text = f"still there after {waited:.0f} s: {'; '.join(parts)}" + (f" on port {ports}" if ports else "")
-    by_hand = "end it by hand" + (", or allow it with `stop: {kill: true}`" if left else "")
-    return control.mask(f"{text}; {'SIGKILL did not end it' if killed else by_hand}")
+    if killed:
+        text += "; SIGKILL did not end it"
+    elif under_way := control.stop_under_way():
+        text += f"; {under_way}: a longer `stop: {{limit}}`, or `stop: {{kill: true}}`"
+    else:
+        text += "; end it by hand" + (", or allow it with `stop: {kill: true}`" if left else "")
+    return control.mask(text)
 
 
 def _signal(before: Footprint, left: set[int], sig: signal.Signals) -> None:

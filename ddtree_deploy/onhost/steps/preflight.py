@@ -18,6 +18,7 @@ from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
 from ..wire.facts import ServiceFacts
+from ..wire.kinds import TABLE
 
 # Beside the payload itself: the journal, logs, and room so that an undo never meets a full disk.
 MARGIN_BYTES = 32 * 1024**2
@@ -35,8 +36,8 @@ def do(ctx: Context) -> str:
     site = _interpreter(ctx)
     seen += [_versions(ctx, site), _gpus(ctx), _alone(ctx, service)]
     if service is not None:
-        seen += [_models(ctx), imports.check(ctx, serving.control_of(ctx), site, next_start=True)]
-        seen += service.warnings
+        seen += [_models(ctx), _stop(ctx, service)]
+        seen += [imports.check(ctx, serving.control_of(ctx), site, next_start=True), *service.warnings]
     return "; ".join(s for s in seen if s)
 
 
@@ -151,6 +152,16 @@ def _service(ctx: Context) -> ServiceFacts | None:
         hidden = {s for s in control.known_secrets() if len(s) >= 4}
     ctx.journal.secrets = sorted({*ctx.journal.secrets, *hidden}, key=len, reverse=True)
     return facts
+
+
+def _stop(ctx: Context, service: ServiceFacts) -> str:
+    """What a person should know of the stop that comes."""
+    spec = next((s for s in ctx.plan.steps if s.kind == "stop" or TABLE[s.kind].restarts), None)
+    if spec is None or ctx.plan.service is None:
+        return ""
+    short = service.short_limit(float(spec.options.get("limit_s", ctx.plan.service.stop_limit_s)))
+    along = f"stopped and started with it: {', '.join(service.dependents)}" if service.dependents else ""
+    return "; ".join(filter(None, [along, short]))
 
 
 def _gpus(ctx: Context) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..context import Context, StepFailed, StepSkipped
 from ..recovery import boot_guard
 from ..service import bring_back, gpu_memory, serving, stopping
@@ -25,6 +27,9 @@ def do(ctx: Context) -> str:
         raise StepSkipped("the service was not running")
     if stranger := control.stranger(before.argv):
         raise StepFailed(f"{stranger}, which is not the service that was recorded")
+    # As they are now: the record may be of long ago, and a recovery has nothing else.
+    before = dataclasses.replace(before, dependents=control.dependents())
+    before.save(ctx.backup_dir)
     pids = {pid for pid, _ in control.processes().members}
     gpus, all_back = gpu_memory.used_by(pids), gpu_memory.free_without(pids)
     drained = stopping.drain(ctx, control.endpoint, float(ctx.option("drain_s", service.drain_s)))
@@ -44,7 +49,8 @@ def do(ctx: Context) -> str:
     )
     ctx.done()
     free = gpu_memory.wait_free(ctx, gpus, gpu_memory.fraction_of(control.future_argv()), all_back=all_back)
-    return "; ".join(filter(None, [drained, ended, free]))
+    along = f"with it: {', '.join(before.dependents)}" if before.dependents else ""
+    return "; ".join(filter(None, [drained, ended, along, free]))
 
 
 undo, check_undone = bring_back.undo, bring_back.check_undone

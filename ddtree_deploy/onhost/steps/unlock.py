@@ -8,7 +8,7 @@ import time
 from ..context import Context, StepFailed
 from ..judge import verdict
 from ..recovery import commit
-from ..service import serving
+from ..service import dependents, serving
 from ..service.base import ServiceControl
 from ..service.ready import with_log
 from ..service.sglang_api import HttpError, generate
@@ -38,6 +38,7 @@ def _last_look(ctx: Context) -> str:
         return ""
     # The wall clock may have been set since: never longer than `settle_s`.
     settle = float(ctx.option("settle_s", 0.0)) if started else 0.0
+    control = serving.control_of(ctx)
     left = min(settle, settle - (time.time() - float(started.get("ready", 0.0))))
     if left > 0:
         ctx.progress(f"the last look at the service comes in {left:.0f} s")
@@ -45,8 +46,11 @@ def _last_look(ctx: Context) -> str:
     while (left := until - time.monotonic()) > 0:
         serving.require_serving(ctx)
         ctx.pause(min(left, _LOOK_S))
-    _require_tokens(ctx, serving.control_of(ctx))
+    _require_tokens(ctx, control)
     serving.require_serving(ctx)
+    record = serving.record_of(ctx)
+    if started and record is not None and record.active and (lacking := dependents.down(control, record)):
+        raise StepFailed(f"up before the stop, and not any more: {lacking}")
     return "the service still generates, in the same process"
 
 

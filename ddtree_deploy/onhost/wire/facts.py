@@ -47,6 +47,19 @@ class ServiceFacts:
     differs: list[str] = field(default_factory=list)  # what runs, where that is not what a start would give
     other_code: str = ""  # how the code that it imports is another than that of the host's `python`
     warnings: list[str] = field(default_factory=list)  # what cannot be known of it, and the like
+    dependents: list[str] = field(default_factory=list)  # units that run, and go down with it
+    conflicting: list[str] = field(default_factory=list)  # units that run, and go down when it is started
+    stop_takes_s: float = 0.0  # as long its manager lets it take to end; 0: not known; under 0: any time
+
+    def short_limit(self, limit_s: float) -> str:
+        """Why a stop within `limit_s` is not sure, in words; "" where nothing is known against it."""
+        if 0 <= self.stop_takes_s <= limit_s:
+            return ""
+        own = "infinity" if self.stop_takes_s < 0 else f"{self.stop_takes_s:g}s"
+        return (
+            f"stop.limit is {limit_s:g} s, but the unit may take longer to end (TimeoutStopSec={own}); a "
+            "stop that runs into the limit is undone, and the undo waits for as long as the unit takes"
+        )
 
 
 @dataclass(frozen=True)

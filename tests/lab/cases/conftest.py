@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.beside import Beside, Make
 from tests.lab.gated import GATE, Gated
 from tests.lab.hosts import Host, Lab, wait_for
 from tests.lab.matrix.looks import STATE, leftovers
@@ -37,3 +38,20 @@ def deployment(shared: Host, tmp_path: Path) -> Iterator[Gated]:
     wait_for(shared.generates, "tokens")
     made.assert_as_before()
     assert leftovers(shared.path(STATE)) == []
+
+
+@pytest.fixture
+def beside(deployment: Gated) -> Iterator[Make]:
+    made: list[Beside] = []
+
+    def make(texts: dict[str, str], up: list[str] | None = None) -> Beside:
+        made.append(Beside(deployment.host, texts, texts if up is None else up))
+        wait_for(deployment.host.generates, "tokens")
+        deployment.before = deployment.look()
+        return made[-1]
+
+    yield make
+    for one in made:
+        deployment.assert_as_before()
+        one.remove()
+        deployment.before = deployment.look()

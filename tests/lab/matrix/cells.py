@@ -46,6 +46,8 @@ STEPS = {
 # A first fault that makes the host undo, or that needs a recovery; and what then strikes that.
 FIRST_OF_TWO = ("kill-runner", "power-cut", "reboot", "SIGINT", "time-out", "disk-full")
 SECOND = ("kill-runner", "kill-controller", "cut", "freeze-5s", "power-cut", "reboot", "disk-full", "SIGTERM")
+# On a host whose unit has dependents, in the middle of each step: a recovery by command, and one at boot.
+WITH_DEPENDENTS = ("kill-runner", "power-cut")
 # Steps from which on there is something to undo.
 CHANGED = ("stop", "install", "start", "health", "tokens", "acceptance", "benchmark", "soak")
 
@@ -59,9 +61,11 @@ class Cell:
     moment: str
     fault: str
     second: str = ""
+    dependents: bool = False  # other units go down with the service
 
     def __str__(self) -> str:
         text = f"{self.action} {self.step} {self.moment} {self.fault}"
+        text += " with dependents" if self.dependents else ""
         return f"{text} then {self.second}" if self.second else text
 
 
@@ -81,6 +85,8 @@ def grid() -> Iterator[Cell]:
             for moment in MOMENTS:
                 for fault in FAULTS:
                     yield Cell(action, step, moment, fault)
+            for fault in WITH_DEPENDENTS:
+                yield Cell(action, step, "during", fault, dependents=True)
 
 
 def singles() -> list[Cell]:
@@ -103,10 +109,12 @@ def doubles(count: int, rng: random.Random) -> list[Cell]:
 
 
 def short(rng: random.Random) -> list[Cell]:
-    """Every fault once, at a random instant of a random step, and two doubles."""
+    """Every fault once, at a random instant of a random step, one with dependents, and two doubles."""
     cells = []
+    mine = [c for c in singles() if c.action == "rollout"]
     for fault in FAULTS:
-        cells.append(rng.choice([c for c in singles() if c.fault == fault and c.action == "rollout"]))
+        cells.append(rng.choice([c for c in mine if c.fault == fault and not c.dependents]))
+    cells.append(rng.choice([c for c in mine if c.dependents and c.step in CHANGED]))
     return [*cells, *doubles(2, rng)]
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ddtree_deploy.running.zipapp import SOURCE
 from tests.lab.hosts import Lab
+from tests.lab.image import Image
 from tests.lab.matrix.cells import Cell
-from tests.lab.matrix.target import Known, Target
+from tests.lab.matrix.target import Known, Target, with_dependents
 from tests.lab.matrix.trial import ORIGINS, Trial, attempt
 
 
@@ -51,26 +52,38 @@ class Pool:
 def run(
     lab: Lab, folder: Path, cells: list[Cell], *, hosts: int, seed: int, evidence: Path, seconds: float = 0.0
 ) -> list[Trial]:
-    """All cells, or those begun within `seconds`; the first host learns how a run without faults looks."""
-    pool = Pool(cells, time.monotonic() + seconds if seconds else float("inf"))
-    known = Known()
+    """All cells, or those begun within `seconds`; of each sort of host the first one learns how a run without
+    faults looks.
+    """
+    until = time.monotonic() + seconds if seconds else float("inf")
     # One state of the code for all cells, also while somebody edits it.
     sources = folder / "onhost"
     shutil.copytree(SOURCE, sources, ignore=shutil.ignore_patterns("__pycache__"))
-    targets = [Target(lab, folder, known, sources)]
-    targets[0].learn()
-    targets += [Target(lab, folder, known, sources) for _ in range(min(hosts, len(cells)) - 1)]
+    beside = [cell for cell in cells if cell.dependents]
+    plain = [cell for cell in cells if not cell.dependents]
+    work = []
+    # One host is enough for the few cells with dependents.
+    for mine, count, image in ((beside, 1, with_dependents()), (plain, hosts - bool(beside), Image())):
+        if not mine:
+            continue
+        known, pool = Known(), Pool(mine, until)
+        targets = [Target(lab, folder, known, sources, image=image)]
+        targets[0].learn()
+        more = max(1, min(count, len(mine))) - 1
+        targets += [Target(lab, folder, known, sources, image=image) for _ in range(more)]
+        work += [(target, pool) for target in targets]
     shutil.rmtree(evidence, ignore_errors=True)
     threads = [
-        threading.Thread(target=_work, args=(target, pool, seed, evidence), daemon=True) for target in targets
+        threading.Thread(target=_work, args=(target, pool, seed, evidence), daemon=True)
+        for target, pool in work
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for target in targets:
+    for target, _ in work:
         target.close()
-    return pool.done
+    return [trial for pool in {id(p): p for _, p in work}.values() for trial in pool.done]
 
 
 def _work(target: Target, pool: Pool, seed: int, evidence: Path) -> None:

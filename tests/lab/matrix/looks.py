@@ -120,6 +120,7 @@ class Reference:
     algorithm: str
     generates: bool
     released: bool  # a release of ours is live and was verified
+    beside: dict[str, str]  # unit -> state, of the units beside the service
 
     @classmethod
     def of(cls, seen: Look) -> Reference:
@@ -130,6 +131,7 @@ class Reference:
             seen.algorithm,
             seen.generates,
             bool(seen.verified),
+            seen.inside["beside"],
         )
 
     def differences(self, seen: Look) -> list[str]:
@@ -142,6 +144,9 @@ class Reference:
             lines.append(f"the service runs {seen.algorithm or 'not'}, {should}")
         if self.released != bool(seen.verified) or "," in seen.verified:
             lines.append(f"on record as live: {seen.verified or 'nothing of ours'}")
+        for unit, was in self.beside.items():
+            if (now := seen.inside["beside"].get(unit, "not loaded")) != was:
+                lines.append(f"{unit} is {now}, it should be {was}")
         if self.generates and not seen.generates:
             lines.append(f"the service does not generate ({seen.inside['service']['active']})")
         return lines

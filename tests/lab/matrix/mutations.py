@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddtree_deploy.running.zipapp import SOURCE
@@ -17,7 +17,7 @@ from tests.lab.hosts import Lab
 from tests.lab.image import Image
 from tests.lab.matrix import fleet
 from tests.lab.matrix.cells import Cell
-from tests.lab.matrix.target import Known, Target
+from tests.lab.matrix.target import Known, Target, with_dependents
 from tests.lab.matrix.trial import Trial
 
 Change = Callable[[str], str]
@@ -48,6 +48,16 @@ class Mutation:
     change: Change
     cells: tuple[Cell, ...]
     enabled: bool = True  # the service runs before
+    dependents: bool = False  # and other units go down with it
+
+    @property
+    def image(self) -> Image:
+        return with_dependents() if self.dependents else Image(enabled=self.enabled)
+
+    @property
+    def host(self) -> str:
+        """The sort of host that it needs."""
+        return f"enabled-{self.enabled}-dependents-{self.dependents}"
 
 
 NO_UNDO = appended("def undo(ctx, intents):\n    return None")
@@ -101,17 +111,26 @@ MUTATIONS = (
         replaced('    return not ends or ends[-1]["exit"] == 3', "    return False"),
         LATE[1:],
     ),
+    Mutation(  # neither recorded nor, then, started and checked: only a look from outside can tell
+        "dependents are not started",
+        "service/systemd/unit.py",
+        replaced("        return self._closure().stopped", "        return {}"),
+        tuple(replace(cell, dependents=True) for cell in (*INSTALLED, LATE[0])),
+        dependents=True,
+    ),
 )
 
 
 def run(lab: Lab, folder: Path, seed: int, evidence: Path, only: str = "") -> int:
     """Each mutation on a host of its own, several side by side. 0 when the matrix noticed every one."""
     chosen = [mutation for mutation in MUTATIONS if re.search(only, mutation.name)]
-    known = {enabled: Known() for enabled in {m.enabled for m in chosen}}
-    for enabled, learned in known.items():
-        learner = Target(lab, folder / f"enabled-{enabled}", learned, image=Image(enabled=enabled))
-        learner.learn()
-        learner.close()
+    known: dict[str, Known] = {}
+    for mutation in chosen:
+        if mutation.host not in known:
+            known[mutation.host] = Known()
+            learner = Target(lab, folder / mutation.host, known[mutation.host], image=mutation.image)
+            learner.learn()
+            learner.close()
     waiting = list(chosen)
     found: dict[str, list[Trial]] = {}
     lock = threading.Lock()
@@ -122,7 +141,7 @@ def run(lab: Lab, folder: Path, seed: int, evidence: Path, only: str = "") -> in
                 if not waiting:
                     return
                 mutation = waiting.pop(0)
-            trials = _one(lab, folder, known[mutation.enabled], mutation, seed, evidence)
+            trials = _one(lab, folder, known[mutation.host], mutation, seed, evidence)
             with lock:
                 found[mutation.name] = trials
                 for trial in trials:
@@ -152,7 +171,7 @@ def _one(  # noqa: PLR0917
     shutil.copytree(SOURCE, sources, ignore=shutil.ignore_patterns("__pycache__"))
     module = sources / mutation.module
     module.write_text(mutation.change(module.read_text()))
-    target = Target(lab, folder / name, known, sources, image=Image(enabled=mutation.enabled))
+    target = Target(lab, folder / name, known, sources, image=mutation.image)
     trials = [fleet.one(target, cell, seed, evidence / name) for cell in mutation.cells]
     target.close()
     return trials

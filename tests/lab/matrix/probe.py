@@ -45,6 +45,17 @@ def service():
     return {"active": unit["ActiveState"], "argv": argv, "generates": generates()}
 
 
+def beside():
+    """Unit -> ActiveState, of the units beside the service."""
+    said = subprocess.run(
+        ["systemctl", "list-units", "--all", "--plain", "--no-legend", "lab-*"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    return {line.split()[0]: line.split()[2] for line in said}
+
+
 def generates():
     body = json.dumps({"text": "one two", "sampling_params": {"max_new_tokens": 4, "temperature": 0}})
     head = f"POST /generate HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -118,6 +129,7 @@ print(
         {
             "imported": imported(),
             "service": service(),
+            "beside": beside(),
             "files": files(),
             "processes": processes(),
             "locks": locks(),

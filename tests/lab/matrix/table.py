@@ -25,6 +25,9 @@ def render(trials: list[Trial]) -> str:
                 marks = [_mark(Cell(action, step, moment, fault), by_cell) for fault in FAULTS]
                 if any(m not in ("-", "") for m in marks):
                     lines.append(f"{action:9}{step:11}{moment:8}" + " ".join(f"{m:5}" for m in marks))
+    beside = [t for t in trials if t.cell.dependents]
+    if beside:
+        lines += ["", f"with dependents: {sum(t.survived for t in beside)}/{len(beside)} survived"]
     doubles = [t for t in trials if t.cell.second and t.struck]
     if doubles:
         lines += ["", f"two faults: {sum(t.survived for t in doubles)}/{len(doubles)} survived"]

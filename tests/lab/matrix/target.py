@@ -20,6 +20,12 @@ from tests.lab.payloads import make_payload, write_playbooks
 
 LAUNCH = {"set": {"speculative-algorithm": "DDTREE", "speculative-ddtree-budget": "16"}}
 DISK_MB = 64
+# Up in every state, over two levels; and enabled, so that a boot brings them, too.
+BESIDE = {
+    "lab-requires.service": "Requires=sglang.service\nAfter=sglang.service",
+    "lab-part.target": "PartOf=sglang.service",
+    "lab-second.service": "BindsTo=lab-requires.service\nAfter=lab-requires.service",
+}
 COMPARING = ("baseline", "tokens", "acceptance", "benchmark")
 # The least that still runs every gate; the matrix is about instants, not about figures.
 FAST = {
@@ -49,6 +55,16 @@ class Known:
 
     states: dict[str, Reference] = field(default_factory=dict)
     shapes: dict[tuple[str, str], Shape] = field(default_factory=dict)
+
+
+def with_dependents() -> Image:
+    """A host on which other units go down with the service."""
+    files = {}
+    for name, unit in BESIDE.items():
+        run = "" if name.endswith(".target") else "[Service]\nExecStart=/bin/sleep infinity\n"
+        text = f"[Unit]\n{unit}\n{run}[Install]\nWantedBy=multi-user.target\n"
+        files[f"/etc/systemd/system/{name}"] = text
+    return Image(files=files, started=tuple(BESIDE))
 
 
 class Target:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from ...context import Context, StepFailed
-from ...programs import bounded, systemctl
+from ...programs import systemctl
 from ...programs.systemctl import SystemctlError
 from ...state import durable
 from ...wire import masking
@@ -20,7 +19,8 @@ from ...wire.facts import ServiceFacts
 from ...wire.protocol import Service
 from .. import base, container, logs, proc
 from ..base import Footprint, Record, ServiceError
-from . import manager, unitfile
+from . import journal, manager, unitfile
+from .closure import Closure
 from .launch import UnitLaunch
 from .manager import Command
 from .unit import DROP_IN
@@ -34,7 +34,7 @@ class SystemdControl(UnitLaunch):
     def __init__(self, service: Service, state_dir: Path, secrets: dict[str, str]) -> None:
         super().__init__(service, state_dir, secrets)
         self._restarts = 0  # NRestarts when we started it
-        self._started_at = ""
+        self._started_at = 0.0  # in seconds since 1970
         self._main = (0, 0)  # (pid, start) of the main process, as seen last
 
     # ---- looking --------------------------------------------------------------------------------------
@@ -65,6 +65,10 @@ class SystemdControl(UnitLaunch):
         except ServiceError as e:
             problem = str(e)
         where = self._container(pid)
+        try:
+            along = self._closure()
+        except ServiceError as e:
+            along, problem = Closure(), str(e)
         return ServiceFacts(
             kind="systemd",
             state=state if state in ("active", "failed", "activating") else "inactive",
@@ -75,9 +79,15 @@ class SystemdControl(UnitLaunch):
             drop_ins=drop_ins,
             listening=proc.port_open(self.endpoint.port),
             container=where,
-            problem=self._problem(shown, where) or self._unfit(fragment, drop_ins) or problem,
+            problem=self._problem(shown, where)
+            or self._unfit(fragment, drop_ins)
+            or along.refused
+            or problem,
             digest=digest,
             differs=differs,
+            dependents=list(along.stopped),
+            conflicting=list(along.conflicting),
+            stop_takes_s=_wire(systemctl.seconds(shown.get("TimeoutStopUSec", ""))),
         )
 
     def _container(self, pid: int) -> str:
@@ -139,7 +149,7 @@ class SystemdControl(UnitLaunch):
         return self.active() or bool(self.processes().members)
 
     def ending(self) -> bool:
-        return self._show().get("ActiveState") == "deactivating" or super().ending()
+        return bool(self.stop_under_way()) or super().ending()
 
     def processes(self) -> Footprint:
         shown = self._show()
@@ -176,24 +186,14 @@ class SystemdControl(UnitLaunch):
 
     def log_tail(self, lines: int = 15) -> list[str]:
         path = self._log_file()
-        found = logs.tail(path, lines) if path else self._journal("-o", "cat", "-n", str(lines)).splitlines()
+        found = logs.tail(path, lines) if path else journal.tail(self._show(), lines, self._started_at)
         return [logs.line(self.mask(text.rsplit("\r", 1)[-1])) for text in found][-lines:]
 
     def log_mark(self) -> str:
         path = self._log_file()
         if path is not None:
             return str(path.stat().st_size) if path.exists() else ""
-        return self._journal("-o", "export", "-n", "1", "--output-fields=__CURSOR")
-
-    def _journal(self, *options: str) -> str:
-        if shutil.which("journalctl") is None:
-            return ""
-        since = [f"--since={self._started_at}"] if self._started_at else []
-        argv = ["journalctl", "--no-pager", "-q", "-u", self.unit, *since, *options]
-        try:
-            return bounded.call(argv, seconds=30.0).stdout
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
+        return journal.mark(self._show(), self._started_at)
 
     # ---- changing -------------------------------------------------------------------------------------
 
@@ -269,9 +269,11 @@ class SystemdControl(UnitLaunch):
         return ""
 
     def terminate(self) -> None:
-        systemctl.run("stop", "--no-block", self.unit)
+        """Before it what would start it again: a socket, timer, path, or a unit that upholds it."""
+        systemctl.run("stop", "--no-block", *self._closure().starters, self.unit)
 
     def start(self, ctx: Context) -> None:
+        """And what went down with it, by this run's record."""
         if ctx.lock is not None:
             ctx.lock.starts(True)  # the boot guard lets it pass
         try:
@@ -279,9 +281,32 @@ class SystemdControl(UnitLaunch):
             systemctl.run("reset-failed", self.unit)
         except SystemctlError as e:
             ctx.progress(f"{e}")
-        self._started_at = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._started_at = time.time()
         try:
             self._restarts = int(self._show().get("NRestarts") or 0)
         except ServiceError as e:
             raise StepFailed(str(e)) from e
+        along = self._went_down(ctx)
+        # systemd refuses to start a socket whose service runs already.
+        sockets = [name for name in along if name.endswith(".socket")]
+        self._try(ctx, sockets)
         systemctl.run("start", "--no-block", self.unit)
+        self._try(ctx, [name for name in along if name not in sockets])
+
+    def _went_down(self, ctx: Context) -> list[str]:
+        if not (ctx.backup_dir / base.RECORD).exists():
+            return []
+        before = Record.load(ctx.backup_dir)
+        return list(before.dependents) if before.active else []
+
+    def _try(self, ctx: Context, names: list[str]) -> None:
+        """Whether they are up in the end is judged by `dependents.require`; the service comes first."""
+        try:
+            self.start_units(names, alone=False)
+        except StepFailed as e:
+            ctx.progress(f"{e}")
+
+
+def _wire(seconds: float) -> float:
+    """JSON has no infinity."""
+    return -1.0 if math.isinf(seconds) else seconds

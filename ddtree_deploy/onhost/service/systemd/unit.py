@@ -11,14 +11,15 @@ from ...programs.systemctl import SystemctlError
 from ...state import durable
 from ...venv.disk import sync
 from ...wire.protocol import Service
-from ..base import ServiceControl, ServiceError
-from . import manager, sandbox, unitfile
+from ..base import ServiceControl, ServiceError, UnitState
+from . import closure, manager, sandbox, unitfile
 
 # Drop-ins are read in the order of their file names, whatever folder they are in.
 DROP_IN = "zzzz-ddtree-deploy.conf"
 _SHOWN = [
     "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus",
     "Result", "User", "NeedDaemonReload",
+    "Id", "Job", "TimeoutStopUSec", "InvocationID", "LogNamespace", *closure.EDGES,
 ]  # fmt: skip
 GUARD = "zzzz-ddtree-deploy-guard.conf"  # sorts before ours, after everybody else's
 
@@ -111,6 +112,47 @@ class Unit(ServiceControl):
         """
         return shown.get("NeedDaemonReload") == "yes" and not self.guard.exists()
 
+    # ---- what goes down with it -----------------------------------------------------------------------
+
+    def stop_under_way(self) -> str:
+        """Also one that waits for dependents, which end first: a unit that runs and has a job."""
+        shown = self._show()
+        state = shown.get("ActiveState")
+        if state != "deactivating" and not (state == "active" and _job(shown)):
+            return ""
+        limit = shown.get("TimeoutStopUSec", "")
+        return f"systemd still stops {self.unit}, and lets it take its time" + (limit and f" ({limit})")
+
+    def _closure(self) -> closure.Closure:
+        try:
+            return closure.of(self.unit, self._show())
+        except SystemctlError as e:
+            raise ServiceError(str(e)) from e
+
+    def dependents(self) -> dict[str, str]:
+        return self._closure().stopped
+
+    def conflicting(self) -> dict[str, str]:
+        return self._closure().conflicting
+
+    def start_units(self, names: list[str], *, alone: bool) -> None:
+        if not names:
+            return
+        with contextlib.suppress(SystemctlError):  # one that has failed too often is not started again else
+            systemctl.run("reset-failed", "--", *names)
+        mode = ["--job-mode=ignore-requirements"] if alone else []
+        systemctl.run("start", "--no-block", *mode, "--", *names)
+
+    def states(self, names: list[str]) -> dict[str, UnitState]:
+        if not names:
+            return {}
+        asked = ["Id", "ActiveState", "SubState", "Job", "Result"]
+        try:
+            answers = systemctl.show_each(names, asked)
+        except SystemctlError as e:
+            raise ServiceError(str(e)) from e
+        return {name: _state(one) for name, one in zip(names, answers, strict=True)}
+
     # ---- the boot guard -------------------------------------------------------------------------------
 
     def guarded_unit(self) -> str:
@@ -138,3 +180,16 @@ class Unit(ServiceControl):
             sync(folder.parent)
         if there or self._show().get("NeedDaemonReload") == "yes":
             self._reload()
+
+
+def _job(shown: dict[str, str]) -> bool:
+    return shown.get("Job", "") not in ("", "0")
+
+
+def _state(shown: dict[str, str]) -> UnitState:
+    """A unit that is about to be restarted because it has failed is down."""
+    active, sub = shown.get("ActiveState", ""), shown.get("SubState", "")
+    moving = _job(shown) or (active in ("activating", "deactivating") and sub != "auto-restart")
+    result = shown.get("Result", "")
+    how = f"{active} ({sub})" if result in ("", "success") else f"{active} ({result})"
+    return UnitState(active in ("active", "reloading", "refreshing") and not moving, moving, how)
