@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_at_any_call_costs_the_record_only(
     begun.plan(plan())
     begun._journal = Disk(at)  # type: ignore[assignment]
     emit({"n": 1, "e": "run"})
-    session = Session(Host("ct1", "10.0.0.1", "/v/bin/python"))
+    session = Session(Host("ct1", "10.0.0.1", "/v/bin/python"), emit)
     outcome = completed(Outcome("ct1", "rollout", 0), emit, session, time.monotonic())
     assert outcome.exit_code == 0 and not (begun.folder / "summary.json").exists()
     assert capsys.readouterr().err == (
