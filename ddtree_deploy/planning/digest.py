@@ -33,7 +33,7 @@ _NOT_OF_THE_HOST = (
     "file",
     "line",
 )
-_OF_THE_MOMENT = ("state", "pid", "listening")
+_OF_THE_MOMENT = ("state", "pid", "listening", "warnings")
 
 
 def of(known: Known, payload: Payload, playbook: Playbook, plan: Plan) -> str:

@@ -111,7 +111,7 @@ def test_case_41_the_same_plan_has_the_same_digest_whoever_makes_it_and_when(kit
     first = of(kit, service=SERVICE)
     assert re.fullmatch("[0-9a-f]{64}", first) and not digest.problem(first)
     others = replace(LATER, run="r9", who="eve@ci", created="later", secrets={"api_key": "sk"})
-    busy = replace(SERVICE, state="failed", pid=99, listening=True)
+    busy = replace(SERVICE, state="failed", pid=99, listening=True, warnings=["process 99 listens, too"])
     here = {"identity_file": Path("/k"), "known_hosts": Path("/h"), "line": 9, "connect_timeout_s": 9.0}
     kit.host = replace(HOST, **here)  # type: ignore[arg-type]
     found = of(kit, others, service=busy, boot_id="b2", site_free_bytes=5, gpus=[Gpu("H200", 9, 1)])
