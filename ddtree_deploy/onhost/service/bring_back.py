@@ -41,7 +41,7 @@ def _service(ctx: Context, control: ServiceControl, folder: Path, before: Record
             control,
             limit_s=float(ctx.option("limit_s", service.stop_limit_s)),
             kill=bool(ctx.option("kill", service.stop_kill)),
-            undoing=True,
+            undoing=True,  # one that ran into the limit would end later, and stay down
         )
     control.restore_launch(ctx, folder)
     try:  # the new one's memory has to be back, too; whether it is enough the start itself shows
