@@ -7,9 +7,10 @@
     +-- LockedError         5   another run holds the host
     +-- DriftError          6   live files are foreign, no variant fits, or the host has moved
     +-- GateFailed          1   a gate failed; the host is as it was before
-    +-- RollbackIncomplete  3   undo did not reach the recorded state; a person is needed
     +-- ContactLost         8   the connection is gone, the host goes on by itself
     +-- Interrupted       130   Ctrl-C or SIGTERM; the host is as it was before
+
+That an undo is incomplete (3) and that a gate could not decide (7) is no error here: the host says so.
 
 A message answers four questions: which stage, which host, what state the host is in now, what to type next.
 """
@@ -101,12 +102,6 @@ class GateFailed(DeployError):
     """A gate failed and everything done was undone."""
 
     exit_code = 1
-
-
-class RollbackIncomplete(DeployError):
-    """An undo did not reach the recorded state."""
-
-    exit_code = 3
 
 
 class ContactLost(DeployError):
