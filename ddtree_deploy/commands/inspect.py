@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from ddtree_deploy.commands.options import (
     PlaybookFile,
     Target,
 )
-from ddtree_deploy.errors import DeployError, DriftError, gravest
+from ddtree_deploy.errors import DeployError, DriftError, InputError, gravest
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
@@ -84,26 +85,43 @@ def status(
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
     def one(host: Host) -> None:
-        data = describe(known_of(host, load), load)
+        data = describe(known_of(host, load, serving=True), load)
         _tell(json_lines, "status", host, data, "\n".join(lines_of(host.name, data)))
 
     return _each(chosen, one, json_lines)
 
 
 def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_lines: Json = False) -> int:
-    """Show each live file as base, ours (of a release) or foreign, with a diff. Exit 6 if one has moved."""
+    """Show each live file as base, ours (of a release) or foreign, with a diff, and whether the service shows
+    the live release. Exit 6 if not, or if a file has moved."""
     chosen = inputs.load_hosts(hosts).resolve(target)
     load = inputs.load_payload(payload) if payload or inputs.PAYLOAD.exists() else None
 
     def one(host: Host) -> None:
-        files = drift_report.report(known_of(host, load, contents=True), load)
+        known = known_of(host, load, contents=True, serving=True)
+        files = drift_report.report(known, load)
         moved = [f.ref for f in files if f.moved]
-        data = {"moved": moved, "files": [asdict(f) for f in files]}
-        _tell(json_lines, "drift", host, data, "\n".join(drift_report.lines_of(host.name, files)))
+        service = known.facts.service
+        seen = {key: getattr(service, key, []) for key in ("differs", "not_live", "untold")}
+        data = {
+            "moved": moved,
+            "files": [asdict(f) for f in files],
+            "service": seen,
+        }
+        lines = [*drift_report.lines_of(host.name, files), *drift_report.service_lines(**seen)]
+        _tell(json_lines, "drift", host, data, "\n".join(lines))
         if moved:
             raise DriftError(
                 f"{len(moved)} live files are not what the release or upstream put there: "
                 f"{', '.join(moved)}; put them right on the host, or take them into the backup and go on",
+                stage="drift",
+                host=host.name,
+                state="nothing was touched",
+                next_command=f"ddtree-deploy rollout {host.name} --accept-drift",
+            )
+        if seen["not_live"]:
+            raise DriftError(
+                f"the service does not show the live release: {'; '.join(seen['not_live'])}",
                 stage="drift",
                 host=host.name,
                 state="nothing was touched",
@@ -126,10 +144,16 @@ def releases(target: Target, hosts: Hosts = None, json_lines: Json = False) -> i
     return _each(chosen, one, json_lines)
 
 
-def known_of(host: Host, payload: Payload | None, *, contents: bool = False) -> Known:
-    """Connect, ask, hang up."""
+def known_of(host: Host, payload: Payload | None, *, contents: bool = False, serving: bool = False) -> Known:
+    """Connect, ask, hang up. serving: ask the server, too; without its key where that is not set here."""
+    secrets: dict[str, str] | None = None
+    if serving:
+        secrets = {}
+        with contextlib.suppress(InputError):
+            secrets = host.secrets()
+    request = facts_request(host, payload, contents=contents, secrets=secrets)
     with ssh.connect(host) as link:
-        return Known(host, ask_facts(link, host, facts_request(host, payload, contents=contents)))
+        return Known(host, ask_facts(link, host, request))
 
 
 def _tell(json_lines: bool, event: str, host: Host, data: dict[str, Any], text: str) -> None:

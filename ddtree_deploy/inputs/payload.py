@@ -16,6 +16,7 @@ from ddtree_deploy.inputs.yaml.document import load as load_yaml
 from ddtree_deploy.inputs.yaml.models import fit
 from ddtree_deploy.inputs.yaml.nodes import Loc
 from ddtree_deploy.onhost.staging.patch import PatchError, apply
+from ddtree_deploy.onhost.wire.protocol import Serves
 
 FILE = "payload.yaml"
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class Variant:
     name: str
     sglang: tuple[str, ...]
     items: tuple[Item, ...]
+    serves: Serves | None = None  # what its server says of itself
 
     @property
     def overlays(self) -> tuple[Item, ...]:
@@ -167,7 +169,8 @@ def _variant(doc: Document, loc: Loc, model: VariantModel, top: PayloadModel, re
         for parent in PurePosixPath(ref).parents:
             if str(parent) in items:
                 raise doc.error(owners[ref.casefold()][1], f"{ref} lies below {parent}, which is a file")
-    return Variant(model.name, tuple(model.sglang), tuple(items[ref] for ref in sorted(items)))
+    serves = Serves(**model.serves.model_dump()) if model.serves else None
+    return Variant(model.name, tuple(model.sglang), tuple(items[ref] for ref in sorted(items)), serves)
 
 
 def _overlay(doc: Document, at: Loc, model: OverlayModel, reader: Reader) -> Item:

@@ -109,12 +109,30 @@ class DistInfoModel(Model):
         return value
 
 
+class ServesModel(Model):
+    server_info: str = ""
+    metric: str = ""
+    label: str = ""
+    equals: Literal["version", "modules"]
+
+    @model_validator(mode="after")
+    def _one(self) -> ServesModel:
+        if bool(self.server_info) == bool(self.metric):
+            raise ValueError("give server_info: (a field of /server_info) or metric: (a name in /metrics)")
+        if bool(self.label) != bool(self.metric):
+            raise ValueError("label: names the label of the metric that has the value")
+        if self.metric and self.equals == "modules":
+            raise ValueError("a metric has one text: equals: version")
+        return self
+
+
 class VariantModel(Model):
     name: Name
     sglang: list[str] = Field(min_length=1)
     files: list[FileModel] = Field(default_factory=list)
     overlays: list[OverlayModel] = Field(default_factory=list)
     dist_info: DistInfoModel | None = None
+    serves: ServesModel | None = None
 
 
 class CheckModel(Model):

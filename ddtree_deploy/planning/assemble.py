@@ -61,8 +61,13 @@ class NothingToDo:
     next_command: str = ""
 
 
-def facts_request(host: Host, payload: Payload | None, *, contents: bool = False) -> FactsRequest:
-    """What to ask the host: the paths of all variants, and the folders that new ones lie in."""
+def facts_request(
+    host: Host, payload: Payload | None, *, contents: bool = False, secrets: dict[str, str] | None = None
+) -> FactsRequest:
+    """What to ask the host: the paths of all variants, and the folders that new ones lie in.
+
+    secrets: those that its server asks for; given, it is asked whether the live release serves.
+    """
     refs: set[str] = set()
     for variant in payload.variants if payload else ():
         for item in variant.items:
@@ -76,6 +81,8 @@ def facts_request(host: Host, payload: Payload | None, *, contents: bool = False
         also_stop=list(host.also_stop),
         contents=contents,
         package=PACKAGE,
+        serving=secrets is not None,
+        secrets=secrets or {},
     )
 
 

@@ -116,3 +116,11 @@ def lines_of(host: str, files: list[LiveFile]) -> list[str]:
         if file.moved:
             lines += [f"    {line}" for line in file.diff.splitlines()] or [f"    no diff: {file.no_diff}"]
     return [safe(line) for line in lines]
+
+
+def service_lines(differs: list[str], not_live: list[str], untold: list[str]) -> list[str]:
+    """Where what runs is not the live release, or not what a start would give; and what nobody can tell."""
+    lines = [f"  differs  {text}" for text in [*not_live, *differs]] + [
+        f"  not told {text}" for text in untold
+    ]
+    return [safe(line) for line in lines]

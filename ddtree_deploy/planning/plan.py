@@ -56,6 +56,7 @@ def make_rollout(known: Known, payload: Payload, playbook: Playbook, options: Ru
         payload_version=payload.version,
         variant=variant.name,
         release=release,
+        serves=variant.serves,
         targets=sorted([*(w.target() for w in changed), *(g.target for g in stale)], key=lambda t: t.ref),
     )
 

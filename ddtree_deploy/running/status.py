@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddtree_deploy.inputs.payload import Payload
-from ddtree_deploy.planning.drift_report import counted, live_files
+from ddtree_deploy.planning.drift_report import counted, live_files, service_lines
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.text import safe
 
@@ -66,6 +66,7 @@ def lines_of(name: str, data: dict[str, Any]) -> list[str]:
         lines.append(f"  service  {service['kind']}: {service['state']}{pid}, {heard}")
         if service["problem"]:
             lines.append(f"           {service['problem']}")
+        lines += service_lines(*(service[key] for key in ("differs", "not_live", "untold")))
     lock, orphan = data["lock"], data["orphan"]
     if lock["held"]:
         lines.append(

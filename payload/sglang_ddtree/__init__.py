@@ -35,8 +35,14 @@ changes behaviour until ``--speculative-algorithm DDTREE`` is given.
     spec_registry    what every such entry needs, and the one that only refuses
     v1               the worker, commit and registry entry for SGLang 0.5.13
     release          which SGLang this is, and what has another name there
+    loaded           a digest of each module that this process runs, for /server_info
     spec_tree        SGLang's tree constants and walk, from where the release keeps them
     plugin           the entry point
 """
 
+import sys
+
+from sglang_ddtree import loaded
+
 __version__ = "0.1.0"
+loaded.begin(sys._getframe().f_code)

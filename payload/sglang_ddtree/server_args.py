@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_ddtree import loaded
 from sglang_ddtree.budget_schedule import OPTION as SCHEDULE_OPTION
 from sglang_ddtree.budget_schedule import BudgetSchedule, parse_budget_schedule
 
@@ -139,7 +140,11 @@ def from_cli_args(original: Any, cls: type, args: argparse.Namespace) -> Any:
 
 
 def resolved_dict(result: dict[str, Any], record: Any) -> dict[str, Any]:
-    """AFTER hook on ``ServerArgs.resolved_dict``: ``/server_info`` shows the values in effect."""
+    """AFTER hook on ``ServerArgs.resolved_dict``: ``/server_info`` shows the values in effect.
+
+    It also shows which code runs: that of the HTTP server, and in ``internal_states`` that of each scheduler.
+    """
+    result[loaded.FIELD] = loaded.modules()
     if is_ddtree(record):
         result.update({flag.name: getattr(record, flag.name) for flag in FLAGS})
     return result

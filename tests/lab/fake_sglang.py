@@ -33,6 +33,10 @@ Moods:
                             `wrong_tokens` gives
   no_counters               meta_info without the spec_* counters
   old_names                 /get_server_info and /get_load only, no /v1/loads
+  no_server_info            neither name of it
+
+/server_info tells every flag as the parser has it, under the name that SGLang gives it; like SGLang's, it
+takes the beginning of a flag for the whole. A plugin of the venv may add what it says (`tell`).
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ ACCEPT = {"": 1.0, "DFLASH": 2.0, "DDTREE": 3.0}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api-key", default="")
@@ -64,9 +68,42 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--speculative-algorithm", default="")
     parser.add_argument("--speculative-draft-model-path", default="fake-draft")
     parser.add_argument("--speculative-ddtree-budget", type=int, default=16)
+    parser.add_argument("--speculative-num-draft-tokens", type=int, default=None)
     parser.add_argument("--fake", default="{}")
     parser.add_argument("--fake-control", default="")
-    return parser.parse_known_args(argv)[0]
+    args, rest = parser.parse_known_args(argv)
+    args.others = others(rest)
+    return args
+
+
+def others(rest: list[str]) -> dict[str, Any]:
+    """Flags that only SGLang's parser knows, typed as it would type them: field -> value."""
+    found: dict[str, Any] = {}
+    name = ""
+    for word in rest:
+        if word.startswith("--"):
+            name, equals, value = word[2:].replace("-", "_").partition("=")
+            found[name] = typed(value) if equals else True
+        elif name:
+            found[name] = typed(word)
+    return found
+
+
+def typed(word: str) -> Any:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(word)
+    return word
+
+
+def plugin_says() -> dict[str, Any]:
+    """What the payload of these tests says of itself, where it is installed."""
+    with contextlib.suppress(ImportError):
+        import tiny_ddtree
+
+        if hasattr(tiny_ddtree, "tell"):
+            return dict(tiny_ddtree.tell())
+    return {}
 
 
 class Fake:
@@ -78,6 +115,7 @@ class Fake:
         self.flushed = 0
         self.stopping = threading.Event()
         self.ending = False
+        self.plugin = plugin_says()
 
     def mood(self, key: str, default: Any = None) -> Any:
         moods = json.loads(self.args.fake)
@@ -154,7 +192,10 @@ class Handler(BaseHTTPRequestHandler):
             "version": "0.0.fake",
             "speculative_algorithm": fake.args.speculative_algorithm or None,
             "model_path": fake.args.model_path,
+            "speculative_num_draft_tokens": fake.args.speculative_num_draft_tokens,
             "internal_states": [state],
+            **fake.args.others,
+            **fake.plugin,
         }
         if fake.args.speculative_algorithm:
             info["speculative_draft_model_path"] = fake.args.speculative_draft_model_path
@@ -166,7 +207,11 @@ class Handler(BaseHTTPRequestHandler):
             "/v1/models": {"object": "list", "data": [{"id": fake.args.model_path, "object": "model"}]},
             "/model_info": model,
             "/get_model_info": model,
-            "/get_server_info" if old else "/server_info": info,
+            "/nowhere"
+            if fake.mood("no_server_info")
+            else "/get_server_info"
+            if old
+            else "/server_info": info,
             "/fake": {
                 "requests": fake.requests,
                 "flushed": fake.flushed,

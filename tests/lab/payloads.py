@@ -24,6 +24,21 @@ assert names == ["tiny"], names
 print("tiny_ok", dflash_info.width())
 """
 
+# What the shipped payload uses to say which code a process has loaded; a module of its own beside it.
+LOADED = Path(__file__).parents[2] / "payload/sglang_ddtree/loaded.py"
+TELLS = """
+import sys
+
+from tiny_ddtree import loaded
+
+loaded.begin(sys._getframe().f_code)
+from tiny_ddtree import module0  # noqa: E402
+
+
+def tell():
+    return {loaded.FIELD: loaded.modules()}
+"""
+
 PLAYBOOK: dict[str, Any] = {
     "schema": 1,
     "name": "rollout",
@@ -65,15 +80,24 @@ PLAYBOOK: dict[str, Any] = {
 
 
 def make_payload(
-    folder: Path, *, version: str = "0.1.0", broken: str = "", files: int = 2, size: int = 0
+    folder: Path,
+    *,
+    version: str = "0.1.0",
+    broken: str = "",
+    files: int = 2,
+    size: int = 0,
+    serves: bool = False,
 ) -> Path:
     """Write a payload folder. `broken`: "syntax" does not compile, "check" fails its check.
 
-    `files` modules of about `size` bytes each, of text that compresses as source does.
+    `files` modules of about `size` bytes each, of text that compresses as source does. `serves`: the server
+    says which of them it has loaded.
     """
     package = folder / "tiny_ddtree"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    (package / "__init__.py").write_text(f'__version__ = "{version}"\n' + (TELLS if serves else ""))
+    if serves:
+        (package / "loaded.py").write_text(LOADED.read_text())
     words = [w for text in FILES.values() for w in text.split()]
     rng = random.Random(version)
     for i in range(files):
@@ -89,7 +113,7 @@ def make_payload(
     )
     (folder / "checks").mkdir()
     (folder / "checks/tiny_smoke.py").write_text("raise SystemExit(3)\n" if broken == "check" else CHECK)
-    spec = {
+    spec: dict[str, Any] = {
         "schema": 1,
         "name": "tiny",
         "version": version,
@@ -114,6 +138,8 @@ def make_payload(
         "checks": {"smoke": {"script": "checks/tiny_smoke.py", "expect": CHECK_SAYS}},
         "attachments": [],
     }
+    if serves:
+        spec["variants"][0]["serves"] = {"server_info": "ddtree_modules", "equals": "modules"}
     (folder / "payload.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     return folder
 

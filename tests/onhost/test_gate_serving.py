@@ -34,6 +34,10 @@ def started(lab: Lab, *gates: StepSpec | str, flags: tuple[str, ...] = (), **ser
     return ctx
 
 
+def carries(ctx: Context) -> str:
+    return f"the process carries release {ctx.plan.run}"
+
+
 def failed(ctx: Context, name: str) -> StepFailed:
     with pytest.raises(StepFailed) as e:
         do(ctx, name)
@@ -142,7 +146,7 @@ def test_a_healthy_server_passes_with_its_api_key(lab: Lab) -> None:
     ctx = lab.context(service, "start", "health", secrets={"api_key": "s3cret-key"})
     of(ctx).apply_launch(ctx)
     do(ctx, "start")
-    assert do(ctx, "health") == "3 of 3 prompts were answered with tokens"
+    assert do(ctx, "health") == f"3 of 3 prompts were answered with tokens; {carries(ctx)}"
     assert "s3cret" not in journal_text(ctx)
 
 
@@ -165,7 +169,7 @@ def test_case_16_health_fails_within_its_deadline(lab: Lab, mood: dict[str, Any]
 def test_n_of_m_allows_what_it_says(lab: Lab) -> None:
     ctx = started(lab, StepSpec("health", "health", 60, {"requests": 4, "need": 2}))
     lab.mood(fail_every=2)
-    assert do(ctx, "health") == "2 of 4 prompts were answered with tokens"
+    assert do(ctx, "health") == f"2 of 4 prompts were answered with tokens; {carries(ctx)}"
 
 
 def test_case_17_a_service_that_died_after_its_start_fails_health(lab: Lab) -> None:
@@ -179,7 +183,7 @@ SETTLE = StepSpec("unlock", "unlock", 120, {"settle_s": 60})
 
 def test_case_17_a_crash_after_5_s_fails_a_playbook_that_has_passed_every_gate_by_then(lab: Lab) -> None:
     ctx = started(lab, "health", SETTLE, flags=("--fake", '{"crash_after_s": 5}'))
-    assert do(ctx, "health") == "3 of 3 prompts were answered with tokens"
+    assert do(ctx, "health") == f"3 of 3 prompts were answered with tokens; {carries(ctx)}"
     assert "the service is down: it ended with exit status 1" in failed(ctx, "unlock").reason
     assert '"e":"commit"' not in journal_text(ctx).replace(": ", ":")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_deploy.planning.drift_report import LiveFile, lines_of, report
+from ddtree_deploy.planning.drift_report import LiveFile, lines_of, report, service_lines
 from ddtree_deploy.planning.known import Known
 from ddtree_deploy.running import releases_report
 from tests.unit.planning import HOST, UPSTREAM
@@ -83,3 +83,8 @@ def test_releases_say_what_is_live_and_where_one_can_go_back_to(kit: Kit) -> Non
     ]
     text = "\n".join(releases_report.lines_of("ct129", rows, [first.plan.run, "base"]))
     assert f"  * {second.plan.run}" in text and f"  < {first.plan.run}" in text and "  < base" in text
+
+
+def test_case_43_a_service_that_does_not_show_the_release_is_a_line_each() -> None:
+    lines = service_lines([], ["the launch was edited: /x is not what it was"], ["a flag\x1b[2J"])
+    assert lines == ["  differs  the launch was edited: /x is not what it was", "  not told a flag\\x1b[2J"]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inputs import archive, distinfo, payload
+from ddtree_deploy.onhost.wire.protocol import Serves
 from tests.unit.planning import PATCH, PATCHED, PAYLOAD_FILES, UPSTREAM, sha, write
 
 HEAD = "schema: 1\nname: p\nversion: 0.1.0\nvariants:\n  - name: v\n    sglang: ['0.5.23']\n"
@@ -167,6 +168,18 @@ REFUSED = {
         files(PKG) + 'checks: {smoke: {script: pkg/a.py, expect: "a\\nb"}}\n',
         ":9: checks.smoke.expect: expect is one line, the last of the script's output",
     ),
+    "serves two things": (
+        files(PKG) + "    serves: {server_info: f, metric: m, label: l, equals: version}\n",
+        ":9: variants[0].serves: give server_info: (a field of /server_info) or metric: (a name in /metrics)",
+    ),
+    "serves a metric without a label": (
+        files(PKG) + "    serves: {metric: m, equals: version}\n",
+        ":9: variants[0].serves: label: names the label of the metric that has the value",
+    ),
+    "serves modules in a metric": (
+        files(PKG) + "    serves: {metric: m, label: l, equals: modules}\n",
+        ":9: variants[0].serves: a metric has one text: equals: version",
+    ),
     "attachments of one name": (
         files(PKG) + "attachments: [pkg/a.py, other/a.py]\n",
         ":9: attachments[1]: two attachments are called 'a.py'",
@@ -257,6 +270,15 @@ def test_a_source_that_is_itself_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pkg").symlink_to("real")
     with pytest.raises(InputError, match=r"pkg: is a symbolic link"):
         payload.load(tmp_path)
+
+
+def test_what_a_variant_says_of_itself(tmp_path: Path) -> None:
+    text = files(PKG) + "    serves: {server_info: modules_of_p, equals: modules}\n"
+    write(tmp_path, {"payload.yaml": text.encode(), "pkg/a.py": "A = 1\n"})
+    (variant,) = payload.load(tmp_path).variants
+    assert variant.serves == Serves("modules", server_info="modules_of_p")
+    shipped = payload.load(Path(__file__).parents[2] / "payload")
+    assert [v.serves.equals if v.serves else "" for v in shipped.variants] == ["modules", "modules", ""]
 
 
 def test_what_a_variant_installs(tmp_path: Path) -> None:

@@ -129,8 +129,13 @@ def _service(
     if asked.service is None:
         return None
     try:
-        driven = control(asked.service, site_dir, {})
+        driven = control(asked.service, site_dir, asked.secrets)
         facts = listener.described(driven)
+        if asked.serving and not is_held(site_dir / LOCK):  # a run at work is about to change it
+            from ..service import release
+
+            seen = release.look(driven, site_dir, releases.installed(site_dir), recorded=True)
+            facts = dataclasses.replace(facts, not_live=seen.wrong, untold=seen.unknown)
         if facts.problem:
             return facts
         found = imports.look(driven, site, asked.package, modules, next_start=True)

@@ -43,6 +43,8 @@ def forward(ctx: Context) -> None:
         intents = [e["undo"] for e in ctx.journal.events if e["e"] == "intent"]
         made = [undo["path"] for undo in intents if undo.get("op") == "mkdir"]
         releases.commit(ctx.plan, ctx.run_dir, made, "held" if held(ctx) else "good")
+    else:
+        releases.applied(ctx.state_dir, ctx.run_dir)
     boot_guard.remove(ctx)
     _tidy(ctx)
     ctx.recorded = True

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..context import Context
 from ..programs import bounded
-from ..state import durable
+from ..state import durable, releases
 from ..wire import masking
 from ..wire.facts import ServiceFacts
 from ..wire.protocol import Service
@@ -23,6 +23,7 @@ from . import command_line, proc
 from .sglang_api import Endpoint, HttpError, generate
 
 RECORD = "service.json"
+RELEASE = "DDTREE_DEPLOY_RELEASE"  # variable of the service: the release that it was started with
 PROBE_S = 60.0
 _GATHER_EVERY_S = 10.0
 
@@ -308,6 +309,12 @@ class ServiceControl(ABC):
                 f"launch edits need a {where} sglang itself, but {reason}: "
                 f"{masking.shown(argv, self.secrets.values())}; give the whole `launch.command`"
             )
+
+
+def release_env(ctx: Context) -> dict[str, str]:
+    """The variable that a service started by this run carries; empty where its launch is not ours."""
+    carried = releases.carried(ctx.plan, ctx.state_dir)
+    return {RELEASE: carried} if carried else {}
 
 
 def digest(value: Any) -> str:

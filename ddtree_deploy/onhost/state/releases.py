@@ -18,6 +18,8 @@ from .journal import read as read_journal
 INSTALLED = "installed.json"
 RELEASES = "releases.jsonl"
 BASES = "bases"
+SERVING = "serving"  # folder of a run: the service as it was started with that release
+APPLIED = "launch.json"  # of a run: the launch that it leaves the service with
 
 
 def installed(site_dir: Path) -> dict[str, Any] | None:
@@ -83,6 +85,37 @@ def commit(plan: Plan, run_dir: Path, made_dirs: list[str], verdict: str = "good
     _append(plan, site_dir, verdict, (previous or {}).get("release", ""), changed=changed, new=made)
 
 
+def to_be(plan: Plan, run_dir: Path) -> dict[str, Any] | None:
+    """What installed.json says once this run is committed; None for nothing of ours."""
+    site_dir = run_dir.parent.parent
+    if plan.action not in ("rollout", "rollback"):
+        return installed(site_dir)
+    return _wanted_installed(plan, site_dir, layout.read_json(run_dir / layout.PREVIOUS), [])
+
+
+def carried(plan: Plan, site_dir: Path) -> str:
+    """The release id that a service which this run starts carries in its environment; "" for none.
+
+    A rollout without launch edits leaves a unit as it is; a process of ours always carries it.
+    """
+    service = plan.service
+    if plan.action != "rollout":
+        return str((installed(site_dir) or {}).get("carries", ""))
+    return plan.run if service and (service.kind != "systemd" or service.launch.edits) else ""
+
+
+def applied(site_dir: Path, run_dir: Path) -> None:
+    """A sweep has left the service with another launch: that is the live release's now. Idempotent."""
+    launch, live = layout.read_json(run_dir / APPLIED), installed(site_dir)
+    if launch is None or live is None:
+        return
+    durable.write_json(site_dir / INSTALLED, {**live, "launch": launch})
+    home = site_dir / "runs" / str(live["release"]) / SERVING
+    if home.is_dir():
+        for file in (run_dir / SERVING).iterdir():
+            durable.replace(home / file.name, file.read_bytes(), 0o600)
+
+
 def _wanted_installed(
     plan: Plan, site_dir: Path, previous: dict[str, Any] | None, made_dirs: list[str]
 ) -> dict[str, Any] | None:
@@ -107,6 +140,8 @@ def _wanted_installed(
         "changed": {t.path: t.ref for t in plan.targets},
         "dirs": [d for d in dirs if Path(d).is_dir()],
         "launch": to_dict(plan.service.launch) if plan.service is not None else None,
+        "carries": carried(plan, site_dir),
+        "serves": to_dict(plan.serves) if plan.serves is not None else None,
     }
 
 

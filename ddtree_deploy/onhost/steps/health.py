@@ -1,4 +1,5 @@
-"""N of M prompts answered with tokens within a deadline, as a stream, at every endpoint of the host.
+"""N of M prompts answered with tokens within a deadline, as a stream, at every endpoint of the host; and the
+server itself says that it is the release's (`service/release.py`).
 
 /health is not asked: it may say 200 while generation hangs.
 """
@@ -10,9 +11,11 @@ import time
 
 from ..context import Context, StepFailed
 from ..judge import verdict
-from ..service import serving
+from ..service import release, serving
+from ..service.base import ServiceControl
 from ..service.ready import check_listener, with_log
 from ..service.sglang_api import Endpoint, HttpError, generate_streamed
+from ..state import releases
 
 
 def do(ctx: Context) -> str:
@@ -32,8 +35,19 @@ def do(ctx: Context) -> str:
             ctx.result(**told[0], endpoints=told)
             raise StepFailed(with_log(control, where + judged.reason), verdict=judged.verdict)
         said.append(where + judged.reason)
+    said.append(_shows_release(ctx, control))
     ctx.result(**told[0], endpoints=told)
-    return "; ".join(said)
+    return "; ".join(filter(None, said))
+
+
+def _shows_release(ctx: Context, control: ServiceControl) -> str:
+    """Last: a server that hangs has said so by now, and here is asked what only one that works can tell."""
+    wanted = releases.to_be(ctx.plan, ctx.run_dir)
+    recorded = ctx.plan.action == "verify"  # a run that starts the service has nothing recorded of it yet
+    seen = serving.call(ctx, lambda: release.look(control, ctx.state_dir, wanted, recorded=recorded))
+    if seen.wrong:
+        raise StepFailed(f"another release serves: {'; '.join(seen.wrong)}")
+    return seen.in_words()
 
 
 class _Asked:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..context import Context, StepFailed, StepSkipped, UndoFailed
 from ..programs.site_probe import ProbeError
-from ..service import dependents, imports, serving, stopping
+from ..service import dependents, imports, release, serving, stopping
 from ..service.base import Footprint, ServiceControl
 from ..service.ready import wait_ready
 
@@ -37,6 +37,7 @@ def do(ctx: Context) -> str:
         said = "; ".join(filter(None, [said, dependents.require(ctx, control, record)]))
     code = _code(ctx, control)
     footprint = control.footprint()
+    release.remember(ctx, control)
     ctx.result(
         started=True,
         ready=round(time.time(), 3),

@@ -19,7 +19,7 @@ from ..measure import bench_rounds, calibration, greedy, identity, reference, re
 from ..measure.bench_rounds import Bench
 from ..measure.greedy import Prompts
 from ..measure.restarts import check_undone, undo
-from ..service import serving
+from ..service import release, serving
 from ..service.base import ServiceControl
 from ..state import durable, layout
 from ..wire.protocol import Launch
@@ -54,7 +54,8 @@ def do(ctx: Context) -> str:
     applied = ""
     if ctx.option("apply", False):
         chosen = next(r["budget"] for r in result["best"] if r["concurrency"] == bench.concurrency)
-        restarts.restart(ctx, launch_of(ctx, chosen))
+        launch = launch_of(ctx, chosen)
+        release.relaunched(ctx, restarts.restart(ctx, launch), launch)
         applied = f"; the service runs {shown(chosen)} now"
     else:
         restarts.restore(ctx, intents)

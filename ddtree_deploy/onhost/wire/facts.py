@@ -47,6 +47,8 @@ class ServiceFacts:
     differs: list[str] = field(default_factory=list)  # what runs, where that is not what a start would give
     other_code: str = ""  # how the code that it imports is another than that of the host's `python`
     warnings: list[str] = field(default_factory=list)  # what cannot be known of it, and the like
+    not_live: list[str] = field(default_factory=list)  # what of the live release it does not show; if asked
+    untold: list[str] = field(default_factory=list)  # what of that cannot be said
     dependents: list[str] = field(default_factory=list)  # units that run, and go down with it
     conflicting: list[str] = field(default_factory=list)  # units that run, and go down when it is started
     stop_takes_s: float = 0.0  # as long its manager lets it take to end; 0: not known; under 0: any time

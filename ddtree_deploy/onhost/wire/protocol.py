@@ -86,6 +86,21 @@ class Launch:
     unset: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)  # added to the service's environment
 
+    @property
+    def edits(self) -> bool:
+        """It changes anything at all."""
+        return bool(self.command is not None or self.set or self.unset or self.env)
+
+
+@dataclass(frozen=True)
+class Serves:
+    """Where a payload's server says which code it runs: in a field of /server_info, or a metric's label."""
+
+    equals: str  # version: the payload's; modules: {module: digest of the code that was loaded}
+    server_info: str = ""
+    metric: str = ""
+    label: str = ""
+
 
 @dataclass(frozen=True)
 class Service:
@@ -115,6 +130,10 @@ class FactsRequest:
     service: Service | None = None
     also_stop: list[str] = field(default_factory=list)  # command substrings allowed to share the venv
     contents: bool = False  # send the text of the files in `refs` and of installed files (for diffs)
+    serving: bool = (
+        False  # look whether the service shows the live release: its process, and the server itself
+    )
+    secrets: dict[str, str] = field(default_factory=dict)  # api_key, to ask the server
     package: str = "sglang"
 
 
@@ -195,6 +214,7 @@ class Plan:
     on_controller_loss: str = "finish"  # finish | undo
     on_inconclusive: str = "rollback"  # rollback | hold
     signature: str = ""  # of the payload's digest, see signature.py
+    serves: Serves | None = None  # what the payload's server says of itself
     secrets: dict[str, str] = field(default_factory=dict)  # api_key; kept out of journal and logs
 
 

@@ -282,7 +282,8 @@ class ProcessControl(ServiceControl):
             # The process is stopped by now: what it was is in this run's record.
             recorded = ctx.backup_dir / base.RECORD
             found = Record.load(ctx.backup_dir).definition if recorded.exists() else self.definition()
-            self._save(asdict(self._edited(found)))
+            spec = self._edited(found)
+            self._save(asdict(replace(spec, env={**spec.env, **base.release_env(ctx)})))
         except ServiceError as e:
             raise StepFailed(f"launch: {e}") from e
 

@@ -220,13 +220,14 @@ class SystemdControl(UnitLaunch):
         if overruled:
             raise StepFailed(f"launch: {overruled}")
         line = unitfile.exec_line(command.path, command.argv, command.flags)
-        text = unitfile.drop_in(line, self.service.launch.env, ctx.plan.run, told)
+        carried = base.release_env(ctx)
+        text = unitfile.drop_in(line, {**self.service.launch.env, **carried}, ctx.plan.run, told)
         self.drop_in.parent.mkdir(mode=0o755, exist_ok=True)
         # Not more open than the unit, which may hold a key.
         mode = Path(fragment).stat().st_mode & 0o644
         durable.replace(self.drop_in, text.encode(), mode)
         self._reload()
-        self._check_read(command, own)
+        self._check_read(command, [*own, *(f"{name}={value}" for name, value in carried.items())])
 
     def _check_read(self, command: Command, own: list[str]) -> None:
         """systemd holds what the drop-in was to say. Raises StepFailed."""

@@ -24,8 +24,7 @@ class UnitLaunch(Unit):
     @property
     def edits(self) -> bool:
         """The launch is to be another than the unit's own."""
-        wanted = self.service.launch
-        return bool(wanted.command is not None or wanted.set or wanted.unset or wanted.env)
+        return self.service.launch.edits
 
     def _only(self, commands: list[Command]) -> Command:
         if len(commands) != 1:
