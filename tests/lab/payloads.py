@@ -65,9 +65,17 @@ PLAYBOOK: dict[str, Any] = {
 
 
 def make_payload(
-    folder: Path, *, version: str = "0.1.0", broken: str = "", files: int = 2, size: int = 0
+    folder: Path,
+    *,
+    version: str = "0.1.0",
+    broken: str = "",
+    files: int = 2,
+    size: int = 0,
+    overlay: str = "",
 ) -> Path:
     """Write a payload folder. `broken`: "syntax" does not compile, "check" fails its check.
+
+    `overlay`: more lines for the overlaid module.
 
     `files` modules of about `size` bytes each, of text that compresses as source does.
     """
@@ -85,7 +93,7 @@ def make_payload(
         (package / "module0.py").write_text("def broken(:\n    pass\n")
     (folder / "overlay").mkdir()
     (folder / "overlay/dflash_info.py").write_text(
-        f"BLOCK = 32  # {version}\n\n\ndef width():\n    return BLOCK\n"
+        f"BLOCK = 32  # {version}\n{overlay}\n\ndef width():\n    return BLOCK\n"
     )
     (folder / "checks").mkdir()
     (folder / "checks/tiny_smoke.py").write_text("raise SystemExit(3)\n" if broken == "check" else CHECK)
