@@ -8,7 +8,7 @@ from tests.lab.zoo import around, logins, units, venvs
 from tests.lab.zoo.draft import Draft
 from tests.lab.zoo.named import Trait, draft
 
-# A trait goes with each trait of the other groups. The number is the share of hosts that have one of the group.
+# A trait goes with each of the other groups. The number is the share of hosts that have one of the group.
 GROUPS: list[tuple[float, list[Trait]]] = [
     (0.4, [units.template, units.escaped_instance, units.alias, units.linked_unit]),
     (

@@ -62,7 +62,6 @@ class Draft:
     dependents: set[str] = field(default_factory=set)  # units that a restart may restart
     secrets: list[str] = field(default_factory=list)  # must not be shown anywhere
     refused: list[str] = field(default_factory=list)  # regular expressions; empty: a healthy plain host
-    codes: tuple[int, ...] = (2, 4, 6)
     must_refuse: bool = False  # else it may also be served as asked
     disk_mb: int = 0
     kind: str = "systemd"

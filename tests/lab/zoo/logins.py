@@ -41,10 +41,13 @@ def noisy_rc(draft: Draft) -> None:
 def moving_rc(draft: Draft) -> None:
     """Changes folder, path, umask, and names of commands."""
     draft.files.append(File("/srv/work"))
-    text = (
-        "cd /srv/work\numask 077\nexport PATH=/opt/none TMPDIR=/nonexistent\nalias exec=echo python3=false\n"
-    )
+    text = "cd /srv/work\numask 077\nexport PATH=/opt/none:/usr/bin TMPDIR=/nonexistent\nalias exec=echo python3=false\n"
     draft.file("/root/.bashrc", text)
+
+
+def lost_path(draft: Draft) -> None:
+    draft.file("/root/.bashrc", "PATH=/opt/none\n")
+    draft.refused.append("systemctl|PATH")
 
 
 def python_rc(draft: Draft) -> None:
@@ -171,20 +174,17 @@ def small_disk(draft: Draft) -> None:
 def too_small_disk(draft: Draft) -> None:
     draft.disk_mb = 32
     draft.refused.append("MiB free|space")
-    draft.codes = (1, 2, 4, 6)
 
 
 def read_only_etc(draft: Draft) -> None:
     """An image-based system: /etc cannot be written."""
     draft.live.append("mount --bind /etc /etc && mount -o remount,bind,ro /etc")
     draft.refused.append("read-only|cannot be written|permission|/etc/systemd")
-    draft.codes = (1, 2, 4, 6)
 
 
 def read_only_state(draft: Draft) -> None:
     draft.live.append("mount --bind /var/lib /var/lib && mount -o remount,bind,ro /var/lib")
     draft.refused.append("read-only|cannot be written|state")
-    draft.codes = (1, 2, 4, 6)
 
 
 def own_state(draft: Draft) -> None:
@@ -239,10 +239,15 @@ def nohup_script(draft: Draft) -> None:
 
 
 def nohup_user(draft: Draft) -> None:
-    """Another user's, in that user's venv."""
+    """Another user's, in that user's venv; started by root, in a folder that he cannot enter."""
     draft.acts.append(own(VENV, SGL))
     start = f"setsid -f {draft.command} > /tmp/sgl.log 2>&1 < /dev/null"
     _by_hand(draft, f'{AS_SGL} "{start}"')
+
+
+def nohup_user_from_home(draft: Draft) -> None:
+    nohup_user(draft)
+    draft.logins = [f"cd /home/sgl; {login}" for login in draft.logins]
 
 
 def user_alone(draft: Draft) -> None:

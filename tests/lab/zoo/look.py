@@ -154,7 +154,8 @@ def _ports(host: Host) -> set[str]:
 
 
 def _left(host: Host) -> list[str]:
-    seek = "find /tmp /var/tmp /run -maxdepth 3 -xdev -iname '*ddtree*' 2>/dev/null"
+    # `ddtree-NAME-DIGEST.service` is an adopted service that was started again, and runs on.
+    seek = "find /tmp /var/tmp /run -maxdepth 3 -xdev -iname '*ddtree*' | grep -v 'ddtree-[^d].*service$'"
     seek += "; systemctl list-units --no-legend --plain 'ddtree-deploy-*' | cut -d' ' -f1"
     found = host.run(seek, check=False).stdout.split()
     return [*found, *_running(host)]

@@ -435,4 +435,4 @@ def stopped_by_hand(draft: Draft) -> None:
     draft.logins.append(
         f"systemctl stop sglang; setsid nohup {draft.command} > /root/sgl.log 2>&1 < /dev/null & sleep 0.1"
     )
-    draft.refused.append("port 30000|held|listen")
+    draft.refused.append("port 30000|held|listen|use this venv")

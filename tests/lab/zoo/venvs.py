@@ -174,7 +174,6 @@ def read_only(draft: Draft) -> None:
         f"mount --bind {VENV} {VENV} && mount -o remount,bind,ro {VENV} && systemctl restart sglang"
     )
     draft.refused.append("read-only")
-    draft.codes = (1, 2, 4, 6)
 
 
 def read_only_for_service(draft: Draft) -> None:
@@ -254,20 +253,16 @@ def closed(draft: Draft) -> None:
 
 def versioned_python(draft: Draft) -> None:
     """The unit says python3.11, hosts.yaml python: one interpreter."""
-    name = SITE
-    draft.link(f"{VENV}/bin/{name}", "python3")
-    draft.python = f"{VENV}/bin/{name}"
+    draft.python = f"{VENV}/bin/{SITE}"
 
 
 def immutable(draft: Draft) -> None:
     draft.disk_mb = 96
     draft.live.append(f"chattr +i {draft.site}/{OVERLAID}")
     draft.refused.append("immutable|append-only")
-    draft.codes = (1, 2, 4, 6)
 
 
 def append_only_folder(draft: Draft) -> None:
     draft.disk_mb = 96
     draft.live.append(f"chattr +a {draft.site}/sglang/srt/speculative")
     draft.refused.append("immutable|append-only")
-    draft.codes = (1, 2, 4, 6)
