@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.lab.zoo import around, logins, units, venvs
+from tests.lab.zoo import around, logins, runs, units, venvs
 from tests.lab.zoo.draft import Draft
 from tests.lab.zoo.named import Trait, draft
 
@@ -25,9 +25,9 @@ GROUPS: list[tuple[float, list[Trait]]] = [
     (0.6, [units.quotes, units.specifiers, units.variables, units.flags_in_file, units.continued]),
     (0.4, [units.several_files, units.launch_env, units.manager_environment, units.env_key, units.plain_key]),
     (0.3, [units.numactl_like, units.env_prefix, units.setpriv_prefix, units.minus]),
-    (0.3, [units.other_user, units.sliced, units.hardened]),
-    (0.3, [units.working_folder, units.log_file]),
-    (0.4, [units.notify, units.exec_type, units.start_hooks, units.own_stop, units.slow_stop, units.eager]),
+    (0.3, [runs.other_user, runs.sliced, runs.hardened]),
+    (0.3, [runs.working_folder, runs.log_file]),
+    (0.4, [runs.notify, runs.exec_type, runs.start_hooks, runs.own_stop, runs.slow_stop, runs.eager]),
     (
         0.5,
         [
@@ -91,7 +91,7 @@ GROUPS: list[tuple[float, list[Trait]]] = [
         [
             units.our_flag_in_variable,
             units.our_flag_in_file,
-            units.checkout_folder,
+            runs.checkout_folder,
             units.late_drop_in,
             units.bash_c,
             venvs.other_venv,
@@ -101,7 +101,7 @@ GROUPS: list[tuple[float, list[Trait]]] = [
             around.second_on_venv,
             around.proxy_is_endpoint,
             around.venv_user,
-            units.deaf_beyond,
+            runs.deaf_beyond,
             venvs.two_infos,
         ],
     ),

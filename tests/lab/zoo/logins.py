@@ -41,7 +41,8 @@ def noisy_rc(draft: Draft) -> None:
 def moving_rc(draft: Draft) -> None:
     """Changes folder, path, umask, and names of commands."""
     draft.files.append(File("/srv/work"))
-    text = "cd /srv/work\numask 077\nexport PATH=/opt/none:/usr/bin TMPDIR=/nonexistent\nalias exec=echo python3=false\n"
+    text = "cd /srv/work\numask 077\nexport PATH=/opt/none:/usr/bin TMPDIR=/nonexistent\n"
+    text += "alias exec=echo python3=false\n"
     draft.file("/root/.bashrc", text)
 
 

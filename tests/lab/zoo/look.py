@@ -29,6 +29,7 @@ VOLATILE = re.compile(
     r"INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|MEMORY_PRESSURE_|DDTREE|NOTIFY_SOCKET|_$"
 )
 OURS = re.compile(rb"runner\.pyz")
+BYSTANDER = re.compile(r"tmux|-?bash *$|.*forward\.py|/bin/sleep inf|sshd: /|.*sleep\(1e6\)|.*--port 30001")
 SERVED_S = 20.0  # seconds until a server that was started is expected to answer
 SETTLE_S = 20.0
 # Units that come and go with logins and runs.
@@ -44,6 +45,7 @@ class World:
     runs: dict[str, str]
     ports: set[str]
     servers: dict[int, dict[str, Any]]  # port -> what it tells of itself; absent where nothing answers
+    bystanders: dict[tuple[int, int], str]  # (pid, start) -> command: processes that are nobody's to end
     left: list[str] = field(default_factory=list)  # of the product, which should not be there between runs
 
 
@@ -57,7 +59,8 @@ def look(host: Host, draft: Draft, *, served: bool = True) -> World:
             servers[port] = answer
     _jobs_done(host)
     units, runs = _units(host)
-    return World(_files(host, draft), units, runs, _ports(host), servers, _left(host))
+    others = _bystanders(host, draft)
+    return World(_files(host, draft), units, runs, _ports(host), servers, others, _left(host))
 
 
 def ask(host: Host, port: int, key: str, seconds: float) -> dict[str, Any]:
@@ -113,6 +116,21 @@ def _running(host: Host) -> Iterable[str]:
             yield words.replace(b"\0", b" ").decode(errors="replace")[:160]
 
 
+def _bystanders(host: Host, draft: Draft) -> dict[tuple[int, int], str]:
+    found = {}
+    theirs = [f"/{name}" for name in (draft.unit, draft.fragment_name, *draft.dependents)]
+    for pid in host.pids():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            group = Path(f"/proc/{pid}/cgroup").read_text().strip()
+            start = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        except OSError:
+            continue
+        if BYSTANDER.match(command) and not any(name in group for name in theirs):
+            found[pid, start] = command
+    return found
+
+
 def _jobs_done(host: Host) -> None:
     end = time.monotonic() + SETTLE_S
     while host.run("systemctl list-jobs --no-legend", check=False).stdout.strip() and time.monotonic() < end:
@@ -120,7 +138,8 @@ def _jobs_done(host: Host) -> None:
 
 
 def _units(host: Host) -> tuple[dict[str, str], dict[str, str]]:
-    shown = host.run("systemctl show '*' -p Id -p ActiveState -p SubState -p InvocationID").stdout
+    wanted = "-p Id -p ActiveState -p SubState -p InvocationID -p NeedDaemonReload"
+    shown = host.run(f"systemctl show '*' {wanted}").stdout
     units, runs = {}, {}
     for block in shown.split("\n\n"):
         told = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
@@ -129,7 +148,8 @@ def _units(host: Host) -> tuple[dict[str, str], dict[str, str]]:
         if kind not in ("service", "socket", "target", "path", "timer") or PASSING.match(name):
             continue
         if active != "inactive":
-            units[name] = f"{active}/{told.get('SubState', '')}"
+            unread = ", not read again" if told.get("NeedDaemonReload") == "yes" else ""
+            units[name] = f"{active}/{told.get('SubState', '')}{unread}"
             runs[name] = told.get("InvocationID", "")
     return units, runs
 
@@ -208,6 +228,8 @@ def around(before: World, after: World, draft: Draft, *, booted: bool = False) -
     lines += [f"nobody listens on {port}" for port in sorted(gone)]
     lines += [f"somebody listens on {port}" for port in sorted(new)]
     lines += [f"no server answers on port {port}" for port in before.servers.keys() - after.servers.keys()]
+    ended = {} if booted else {k: v for k, v in before.bystanders.items() if k not in after.bystanders}
+    lines += [f"ended: process {pid} ({command})" for (pid, _), command in sorted(ended.items())]
     lines += [f"left: {name}" for name in after.left if name not in before.left]
     for port, answer in after.servers.items():
         then_open = before.servers.get(port, answer)["open"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from tests.lab.zoo import around, logins, units, venvs
+from tests.lab.zoo import around, logins, runs, units, venvs
 from tests.lab.zoo.draft import Draft
 
 Trait = Callable[[Draft], None]
@@ -25,19 +25,19 @@ def traits(module: ModuleType) -> dict[str, Trait]:
 # More than one trait at once, where the mixture is what people have.
 MIXED: dict[str, list[Trait]] = {
     "plain": [],
-    "template-with-user-and-dependents": [units.template, units.other_user, around.requires],
+    "template-with-user-and-dependents": [units.template, runs.other_user, around.requires],
     "alias-with-dependents": [units.alias, around.binds_to],
-    "chain-and-notify": [units.notify, around.chain],
-    "chain-and-long-stop": [units.slow_stop, around.chain],
-    "watchdog-and-slow-stop": [units.slow_stop, around.watchdog],
+    "chain-and-notify": [runs.notify, around.chain],
+    "chain-and-long-stop": [runs.slow_stop, around.chain],
+    "watchdog-and-slow-stop": [runs.slow_stop, around.watchdog],
     "proxy-behind-which-nothing-changes": [around.front],
     "key-in-file-with-dependents": [units.env_key, around.part_of],
-    "hardened-user-uv": [units.hardened, units.other_user, venvs.uv_like],
-    "editable-in-a-checkout": [venvs.editable_pth, units.checkout_folder],
-    "conda-numactl-slice": [venvs.conda_like, units.numactl_like, units.sliced],
+    "hardened-user-uv": [runs.hardened, runs.other_user, venvs.uv_like],
+    "editable-in-a-checkout": [venvs.editable_pth, runs.checkout_folder],
+    "conda-numactl-slice": [venvs.conda_like, units.numactl_like, runs.sliced],
     "sudo-template": [logins.sudo, units.template],
     "two-of-a-template": [units.template, around.second_instance],
-    "user-in-noisy-login": [units.other_user, logins.noisy_rc, units.log_file],
+    "user-in-noisy-login": [runs.other_user, logins.noisy_rc, runs.log_file],
 }
 NOT_ALONE = {"front", "depends", "wants_helper"}
 
@@ -45,7 +45,7 @@ NOT_ALONE = {"front", "depends", "wants_helper"}
 def drafts() -> list[Draft]:
     """All of them."""
     made = [draft(name, chosen) for name, chosen in MIXED.items()]
-    for module in (units, around, venvs, logins):
+    for module in (units, runs, around, venvs, logins):
         made += [
             draft(name.replace("_", "-"), [trait])
             for name, trait in traits(module).items()

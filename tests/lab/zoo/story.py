@@ -139,11 +139,17 @@ class Story:
         self.told.log.append(str(done))
         which = " (bad)" if payload is self.bad else ""
         self.told.commands.append(f"{command}{which} {done.code}")
-        text = str(done)
-        shown = [secret for secret in self.draft.secrets if secret in text]
-        if shown:
-            raise Untrue(f"{command} shows {shown}")
+        for secret in self.draft.secrets:
+            where = [f"what {command} says"] if secret in str(done) else []
+            if where := where + self._written(secret):
+                raise Untrue(f"a secret is in {', '.join(where)}")
         return done
+
+    def _written(self, secret: str) -> list[str]:
+        """Where it stands in the record here, and in what the host keeps to be read."""
+        files = [f for f in (self.folder / ".ddtree-deploy").rglob("*") if f.is_file()]
+        files += self.host.path("/var/lib/ddtree-deploy").glob("sites/*/runs/*/*.json*")
+        return [file.name for file in files if secret.encode() in file.read_bytes()]
 
     def _by_hand(self, what: str, wanted: World) -> None:
         if self.draft.kind != "systemd":
