@@ -42,7 +42,7 @@ def main() -> int:
         )
     for cell in sorted(told, key=lambda t: t.draft.name):
         if not cell.truly:
-            print(f"UNTRUE {cell.draft.name}: {cell.problems[0]}")
+            print(f"UNTRUE {cell.draft.title}: {cell.problems[0]}")
     ends = Counter(t.ended.partition(":")[0] or "untrue" for t in told)
     print(f"seed {options.seed}, {(time.monotonic() - begun) / 60:.1f} minutes; {dict(ends)}")
     if len(told) < len(drafts):

@@ -115,7 +115,5 @@ def drafts(seed: int, count: int) -> list[Draft]:
     while len(made) < count:
         chosen = [rng.choice(group) for share, group in GROUPS if rng.random() < share]
         if len(chosen) >= 2:
-            made.append(
-                draft(f"bred-{len(made):03}-{'+'.join(t.__name__ for t in chosen)}".replace("_", "-"), chosen)
-            )
+            made.append(draft(f"bred-{seed}-{len(made):03}", chosen))
     return made

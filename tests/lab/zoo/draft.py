@@ -91,6 +91,12 @@ class Draft:
     # What the host is
 
     @property
+    def title(self) -> str:
+        """Its name and its traits, for people."""
+        traits = " ".join(self.traits).replace("_", "-")
+        return f"{self.name} ({traits})" if traits not in ("", self.name) else self.name
+
+    @property
     def fragment_name(self) -> str:
         return self.fragment or self.unit
 

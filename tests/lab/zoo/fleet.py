@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -14,7 +13,7 @@ from ddtree_deploy.running.zipapp import SOURCE
 from tests.lab.hosts import Host, Lab
 from tests.lab.image import Image
 from tests.lab.matrix import commands
-from tests.lab.zoo.draft import KEY, KEY_ENV, Draft
+from tests.lab.zoo.draft import Draft
 from tests.lab.zoo.story import Told, tell
 
 MOST = 150  # hosts that one lab's network takes
@@ -31,7 +30,6 @@ def run(
     seconds: float = 0.0,
 ) -> list[Told]:
     """All cells, or those begun within `seconds`. `folder` is for the hosts' disks, `users` for payloads."""
-    os.environ[KEY_ENV] = KEY  # the commands are forks of a process that is started now
     commands.prepare()
     sources = users / "onhost"  # one state of the code for all cells, also while somebody edits it
     shutil.copytree(SOURCE, sources, ignore=shutil.ignore_patterns("__pycache__"))
@@ -42,19 +40,23 @@ def run(
     until = time.monotonic() + seconds if seconds else float("inf")
 
     def work() -> None:
-        with Lab(folder) as lab:
-            for _ in range(MOST):
-                with lock:
-                    if not todo or time.monotonic() > until:
-                        return
-                    draft = todo.pop()
-                user = users / f"{lab.record.lab}-{draft.name}"
-                told = one(lab, draft, user, seed=seed, sources=sources, evidence=evidence)
-                with lock:
-                    done.append(told)
-                    print(f"[{len(done):3}/{len(drafts)}] {told.line()}", flush=True)
-                    for problem in told.problems:
-                        print(f"          {problem[:900]}", flush=True)
+        while todo and time.monotonic() < until:
+            with Lab(folder) as lab:
+                some(lab)
+
+    def some(lab: Lab) -> None:
+        for _ in range(MOST):
+            with lock:
+                if not todo or time.monotonic() > until:
+                    return
+                draft = todo.pop()
+            user = users / f"{lab.record.lab}-{draft.name}"
+            told = one(lab, draft, user, seed=seed, sources=sources, evidence=evidence)
+            with lock:
+                done.append(told)
+                print(f"[{len(done):3}/{len(drafts)}] {told.line()}", flush=True)
+                for problem in told.problems:
+                    print(f"          {problem[:900]}", flush=True)
 
     shutil.rmtree(evidence, ignore_errors=True)
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(hosts, len(drafts)))]

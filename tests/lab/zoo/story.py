@@ -19,7 +19,7 @@ from tests.lab.hosts import Host
 from tests.lab.matrix.commands import ForkingController
 from tests.lab.payloads import OVERLAID, make_payload, write_playbooks
 from tests.lab.tree import difference
-from tests.lab.zoo.draft import UNITS, Draft
+from tests.lab.zoo.draft import KEY, KEY_ENV, UNITS, Draft
 from tests.lab.zoo.look import World, around, look, process_differs, same
 
 NAMES = "sglang.srt.speculative.dflash_info", "tiny_ddtree"
@@ -55,7 +55,7 @@ class Told:
     def line(self) -> str:
         path = ", ".join(self.commands)
         ended = f"{self.ended or '?'} {self.seconds:.1f} s"
-        return f"{'ok    ' if self.truly else 'UNTRUE'} {self.draft.name}: {path}: {ended}"
+        return f"{'ok    ' if self.truly else 'UNTRUE'} {self.draft.title}: {path}: {ended}"
 
 
 class Story:
@@ -77,7 +77,7 @@ class Story:
         if draft.kind == "systemd":
             service["unit"] = draft.unit
         if draft.key:
-            service["api_key"] = {"env": "ZOO_API_KEY"}
+            service["api_key"] = {"env": KEY_ENV}
         entry["python"] = f"{draft.venv}/bin/python"
         entry["service"] = service | draft.service
         self.controller.write_hosts({host.name: entry | draft.entry})
@@ -135,7 +135,7 @@ class Story:
         if command == "rollback":
             words += ["--playbook", str(self.folder / "rollback.yaml")]
         words += [] if command == "plan" else ["--yes"]
-        done = self.controller.run(command, *words)
+        done = self.controller.run(command, *words, env={KEY_ENV: KEY})
         self.told.log.append(str(done))
         which = " (bad)" if payload is self.bad else ""
         self.told.commands.append(f"{command}{which} {done.code}")
