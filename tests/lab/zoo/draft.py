@@ -25,7 +25,7 @@ class File:
 
     path: str
     data: bytes | None = None
-    mode: int = 0o644
+    mode: int = 0  # 0: 644 for a file, 755 for a folder
     owner: int = 0
     to: str = ""
 
@@ -150,7 +150,7 @@ def _write(root: Path, file: File) -> None:
         path.mkdir(exist_ok=True)
     else:
         path.write_bytes(file.data)
-    path.chmod(file.mode)
+    path.chmod(file.mode or (0o755 if file.data is None else 0o644))
     os.chown(path, file.owner, file.owner)
 
 

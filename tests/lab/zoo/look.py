@@ -26,7 +26,7 @@ NOT_LOOKED_AT = re.compile(
 )
 # Only a start makes these, or they are a mark of the product's.
 VOLATILE = re.compile(
-    r"INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|MEMORY_PRESSURE_|DDTREE|NOTIFY_SOCKET|_$"
+    r"INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|MEMORY_PRESSURE_|LISTEN_|DDTREE|NOTIFY_SOCKET|_$"
 )
 OURS = re.compile(rb"runner\.pyz")
 BYSTANDER = re.compile(r"tmux|-?bash *$|.*forward\.py|/bin/sleep inf|sshd: /|.*sleep\(1e6\)|.*--port 30001")

@@ -117,7 +117,7 @@ def quotes(draft: Draft) -> None:
 
 
 def specifiers(draft: Draft) -> None:
-    draft.args += ["--tag %H-%n-%N --home %h --state %S/sgl --run %t --user %u --machine %m --boot %b"]
+    draft.args += ["--tag %H-%n-%N --home %h --state %S/sgl --run %t --user %u --machine %m"]
 
 
 def variables(draft: Draft) -> None:
