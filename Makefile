@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 8
 PYTEST   = $(BIN)/pytest -q --dist loadgroup
 
-.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt downtime race clean
+.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt downtime race zoo clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
@@ -70,6 +70,9 @@ faults: setup          ## every fault at every instant of a rollout and a rollba
 
 faults-mutations: setup
 	$(BIN)/python -m tests.lab.matrix --mutations
+
+zoo: setup             ## hosts as people have them: each served as asked, or refused for a true reason; needs root
+	$(BIN)/python -m tests.lab.zoo
 
 race: setup            ## two controllers in the same second, 50 times: one wins, the other names it
 	DDTREE_RACES=50 DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q tests/lab/test_race.py

@@ -3,9 +3,10 @@
 
     python fake_sglang.py --port 31300 --speculative-algorithm DFLASH --fake '{"load_s": 2}'
 
-Tokens are a hash of the prompt, so two servers agree unless told not to. Moods come from `--fake JSON` and
-from the file `--fake-control FILE` (JSON, read again at every use). A key `when` holds moods by speculative
-algorithm (`{"when": {"DDTREE": {"hung": true}}}`), so that a rollout can turn a good server bad.
+Tokens are a hash of the prompt, so two servers agree unless told not to. Moods come from `--fake JSON`, from
+`MOOD` of the overlaid module that was imported (so that a payload can be a bad one), and from the file
+`--fake-control FILE` (JSON, read again at every use). A key `when` holds moods by speculative algorithm
+(`{"when": {"DDTREE": {"hung": true}}}`), so that a rollout can turn a good server bad.
 
 Moods:
   load_s, load_lines        seconds until it listens, progress lines meanwhile (carriage returns, as of tqdm)
@@ -48,7 +49,9 @@ import json
 import math
 import os
 import re
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -57,6 +60,7 @@ from pathlib import Path
 from typing import Any
 
 ACCEPT = {"": 1.0, "DFLASH": 2.0, "DDTREE": 3.0}
+OVERLAID = "sglang.srt.speculative.dflash_info"  # a payload may put a mood into it: {"MOOD": ...}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -106,6 +110,72 @@ def plugin_says() -> dict[str, Any]:
     return {}
 
 
+def itself() -> dict[str, Any]:
+    """What this process really is, from the kernel and from its own interpreter."""
+
+    def words(name: str) -> list[str]:
+        with contextlib.suppress(OSError):  # a service in a root of its own may have no /proc
+            text = Path(f"/proc/self/{name}").read_bytes().decode(errors="surrogateescape")
+            return text.split("\0")[:-1]
+        return []
+
+    def link(name: str) -> str:
+        with contextlib.suppress(OSError):
+            return str(Path(f"/proc/self/{name}").readlink())
+        return ""
+
+    mask = os.umask(0o77)
+    os.umask(mask)
+    status = dict(line.split(":\t", 1) for line in _lines("status") if ":\t" in line)
+    return {
+        "cmdline": words("cmdline"),
+        "environ": dict(word.split("=", 1) for word in words("environ") if "=" in word),
+        "cwd": link("cwd"),
+        "root": link("root"),
+        "exe": link("exe"),
+        "stdout": re.sub(r"socket:.*|pipe:.*", "stream", link("fd/1")),
+        "cgroup": [line.rsplit(":", 1)[-1] for line in _lines("cgroup")][-1:],
+        "ids": [os.getuid(), os.getgid(), *sorted({os.getgid(), *os.getgroups()})],
+        "umask": mask,
+        "nice": os.nice(0),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "limits": [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "capabilities": [status.get(name, "") for name in ("CapEff", "CapBnd", "NoNewPrivs")],
+        "prefix": sys.prefix,
+        "path": sys.path,
+        "bytecode": [sys.dont_write_bytecode, sys.pycache_prefix],
+    }
+
+
+def _lines(name: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/self/{name}").read_text(errors="replace").splitlines()
+    return []
+
+
+def imported() -> dict[str, Any]:
+    """The modules of sglang and of the payload in this process: file, digest of its text, what they say.
+
+    To be asked at the start: later the file on the disk may be another one.
+    """
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.split(".")[0] in ("sglang", "tiny_ddtree") and file:
+            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            says = getattr(module, "BLOCK", getattr(module, "__version__", None))
+            found[name] = {"file": file, "sha256": digest, "says": says}
+    return found
+
+
+def notify(text: str) -> None:
+    """Tell systemd, where it asks to be told (Type=notify)."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if where:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.sendto(text.encode(), where.replace("@", "\0", 1))
+
+
 class Fake:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -116,9 +186,10 @@ class Fake:
         self.stopping = threading.Event()
         self.ending = False
         self.plugin = plugin_says()
+        self.imported = imported()
 
     def mood(self, key: str, default: Any = None) -> Any:
-        moods = json.loads(self.args.fake)
+        moods = json.loads(self.args.fake) | getattr(sys.modules.get(OVERLAID), "MOOD", {})
         if self.args.fake_control:
             with contextlib.suppress(FileNotFoundError):
                 moods |= json.loads(Path(self.args.fake_control).read_text() or "{}")
@@ -217,6 +288,9 @@ class Handler(BaseHTTPRequestHandler):
                 "flushed": fake.flushed,
                 "pid": os.getpid(),
                 "argv": sys.argv,
+                "args": vars(fake.args),
+                "process": itself(),
+                "imported": fake.imported,
             },
         }
         if old:
@@ -393,6 +467,7 @@ def main() -> None:
         timer.daemon = True
         timer.start()
     print("\nThe server is fired up and ready to roll!", flush=True)
+    notify("READY=1")
     server.serve_forever(poll_interval=0.05)
     signal.pause()
 

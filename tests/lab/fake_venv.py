@@ -18,7 +18,10 @@ FILES = {
     "sglang/__init__.py": f'__version__ = "{VERSION}"\n',
     "sglang/version.py": f'__version__ = "{VERSION}"\n',
     "sglang/launch_server.py": (
-        "import sys\n\n"
+        "import contextlib\nimport sys\n\n"
+        "from sglang.srt.speculative import dflash_info  # noqa: F401\n\n"
+        "with contextlib.suppress(ModuleNotFoundError):\n"
+        "    import tiny_ddtree  # noqa: F401\n\n"
         'if __name__ == "__main__":\n'
         '    sys.argv[0] = "launch_server.py"\n'
         '    sys.path.append("/opt/sglang")\n'

@@ -87,11 +87,12 @@ def make_payload(
     files: int = 2,
     size: int = 0,
     serves: bool = False,
+    overlay: str = "",
 ) -> Path:
     """Write a payload folder. `broken`: "syntax" does not compile, "check" fails its check.
 
     `files` modules of about `size` bytes each, of text that compresses as source does. `serves`: the server
-    says which of them it has loaded.
+    says which of them it has loaded. `overlay`: more lines for the overlaid module.
     """
     package = folder / "tiny_ddtree"
     package.mkdir(parents=True)
@@ -109,7 +110,7 @@ def make_payload(
         (package / "module0.py").write_text("def broken(:\n    pass\n")
     (folder / "overlay").mkdir()
     (folder / "overlay/dflash_info.py").write_text(
-        f"BLOCK = 32  # {version}\n\n\ndef width():\n    return BLOCK\n"
+        f"BLOCK = 32  # {version}\n{overlay}\n\ndef width():\n    return BLOCK\n"
     )
     (folder / "checks").mkdir()
     (folder / "checks/tiny_smoke.py").write_text("raise SystemExit(3)\n" if broken == "check" else CHECK)

@@ -6,17 +6,14 @@ import argparse
 import os
 import random
 import re
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.lab import need
 from tests.lab.hosts import Lab
 from tests.lab.matrix import cells, commands, fleet, mutations, table
-from tests.lab.need import filesystem
-
-ROOM = 4 << 30  # bytes
 
 
 def main() -> int:
@@ -43,7 +40,7 @@ def main() -> int:
     begun = time.monotonic()
     commands.prepare()
     print(f"seed {options.seed}, {len(chosen)} cells, {options.hosts} hosts", flush=True)
-    with Lab(_folder()) as lab, tempfile.TemporaryDirectory(prefix="matrix-") as users:
+    with Lab(need.folder_for_disks()) as lab, tempfile.TemporaryDirectory(prefix="matrix-") as users:
         if options.mutations:
             return mutations.run(lab, Path(users), options.seed, Path(options.evidence), options.only)
         trials = fleet.run(
@@ -84,17 +81,6 @@ def _options() -> argparse.Namespace:
         "--evidence", default="build/faults", help="folder for what failing cells left (journals, output)"
     )
     return parser.parse_args()
-
-
-def _folder() -> Path:
-    """In memory where there is room: the hosts sync all that they write, and a power cut here loses none."""
-    named = os.environ.get("DDTREE_LAB_DIR")
-    memory = Path("/dev/shm")
-    if named is None and memory.is_dir() and shutil.disk_usage(memory).free > ROOM:
-        return memory
-    folder = Path(named or tempfile.gettempdir())
-    folder.mkdir(parents=True, exist_ok=True)
-    return memory if filesystem(folder) == "overlay" else folder
 
 
 if __name__ == "__main__":

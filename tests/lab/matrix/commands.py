@@ -90,14 +90,25 @@ def prepare() -> None:
         _server.append(_Server())
 
 
-def fork(arguments: list[str], folder: Path, *, namespace: str = "", sources: Path | None = None) -> Forked:
-    """Start `ddtree-deploy ARGUMENTS` in `folder`, and in a network namespace if one is named."""
+def fork(
+    arguments: list[str],
+    folder: Path,
+    *,
+    namespace: str = "",
+    sources: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> Forked:
+    """Start `ddtree-deploy ARGUMENTS` in `folder`, and in a network namespace if one is named.
+
+    `env` is added to the environment that all forks have.
+    """
     prepare()
     request: dict[str, object] = {
         "arguments": arguments,
         "namespace": namespace,
         "folder": str(folder),
         "sources": str(sources or ""),
+        "env": env or {},
     }
     out, out_child = os.pipe()
     err, err_child = os.pipe()
@@ -117,8 +128,7 @@ class ForkingController(Controller):
         self.sources = sources
 
     def start(self, command: str, *words: str, env: dict[str, str] | None = None) -> Running:
-        if env:
-            raise ValueError("a fork has the environment of its parent")
         arguments = [command, *words, "--hosts", str(self.folder / "hosts.yaml"), "--json"]
-        forked = fork(arguments, self.folder, namespace=self.lab.net.controller, sources=self.sources)
+        there = self.lab.net.controller
+        forked = fork(arguments, self.folder, namespace=there, sources=self.sources, env=env)
         return Running(forked, ["ddtree-deploy", *arguments])  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """A process that has imported the command line once; each command is a fork of it. Its stdin is a socket.
 
-One message is one command: JSON {"arguments", "folder", "namespace", "sources"} and three descriptors:
+One message is one command: JSON {"arguments", "folder", "namespace", "sources", "env"} and three descriptors:
 stdout, stderr, and a socket that is told the command's pid, once it leads its own session, and its wait
 status.
 """
@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ddtree_deploy.cli  # noqa: F401
 from ddtree_deploy import entry
@@ -55,9 +56,7 @@ def serve(requests: socket.socket) -> Callable[[], object] | None:
         running[os.pidfd_open(pid)] = (pid, told)
 
 
-def _become(
-    request: dict[str, str | list[str]], out: int, err: int, told: socket.socket
-) -> Callable[[], object]:
+def _become(request: dict[str, Any], out: int, err: int, told: socket.socket) -> Callable[[], object]:
     """In the child: all that a fresh process would have of its own; what is left to call is the command."""
     os.setsid()
     with told:
@@ -69,6 +68,7 @@ def _become(
     os.chdir(str(request["folder"]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    os.environ.update(request["env"])
     if request["sources"]:  # a copy of onhost/, perhaps changed to prove that the checks see it
         zipapp.SOURCE = Path(str(request["sources"]))
     sys.argv = ["ddtree-deploy", *request["arguments"]]
