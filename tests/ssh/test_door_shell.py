@@ -17,7 +17,7 @@ from ddtree_deploy.errors import DeployError, InputError, TransportError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest
 from ddtree_deploy.running.remote import ask_facts
-from ddtree_deploy.sandbox import openssh
+from ddtree_deploy.sandbox import openssh, processes
 from ddtree_deploy.sandbox.sshd import SshServer
 from ddtree_deploy.ssh import link as link_module
 from tests.need import lacking
@@ -46,8 +46,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 
 @pytest.fixture
-def shell(server: SshServer) -> Shell:
-    return server.home.with_name("shell")
+def shell(server: SshServer) -> Iterator[Shell]:
+    """The login shell's file. What still runs of it after the test is ended: known by its environment."""
+    shell = server.home.with_name("shell")
+    yield shell
+    processes.end(processes.with_environment("SHELL", str(shell)), grace=0)
 
 
 def is_(shell: Shell, first: str, then: str = 'exec /bin/sh "$@"') -> None:
@@ -75,7 +78,6 @@ def hasty(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     "first",
     [
         "read answer",
-        "read -r answer < /dev/zero",
         "sleep 600",
         "exec cat > /dev/null",
         "read -N 1000000",
