@@ -85,8 +85,8 @@ class SystemdControl(UnitLaunch):
             or problem,
             digest=digest,
             differs=differs,
-            dependents=list(along.stopped),
-            conflicting=list(along.conflicting),
+            dependents=sorted(along.stopped),  # systemd has no order for them
+            conflicting=sorted(along.conflicting),
             stop_takes_s=_wire(systemctl.seconds(shown.get("TimeoutStopUSec", ""))),
         )
 
