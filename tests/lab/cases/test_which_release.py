@@ -100,7 +100,7 @@ def test_case_43_status_drift_and_verify_notice_a_launch_that_was_edited_by_hand
     assert seen[2:] == ["the server says speculative-ddtree-budget 8, it is to be 16"]
     drifted = live.controller.run("drift", name).expect(6)
     (error,) = [e for e in drifted.events if e["e"] == "error"]
-    assert edited in json.dumps(error) and "rollout" in error["next_command"]
+    assert edited in json.dumps(error) and "--accept-drift" in error["next"]
     book = live.folder / "verify.yaml"
     health = {"health": {"requests": 1, "need": 1, "max_new_tokens": 4}}
     steps = ["lock", health, "unlock"]
