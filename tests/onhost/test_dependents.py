@@ -124,6 +124,17 @@ def test_case_25_what_conflicts_counts_only_while_the_service_is_down(of: Of) ->
     assert of(graph) == closure.Closure()
 
 
+def test_case_25_a_name_with_a_backslash_is_quoted_in_a_list_and_plain_elsewhere(of: Of) -> None:
+    name = "a\\x2db@1.service"
+    found = of({U: {"ConsistsOf": '"a\\\\x2db@1.service" c.service'}, name: {"TriggeredBy": "a.timer"}})
+    assert set(found.stopped) == {name, "c.service", "a.timer"}
+
+
+def test_case_25_an_answer_about_another_unit_is_no_answer(of: Of) -> None:
+    with pytest.raises(systemctl.SystemctlError, match="tells of other"):
+        of({U: {"ConsistsOf": "a.service"}, "a.service": {"Id": "other.service"}})
+
+
 def test_case_25_a_circle_ends(of: Of) -> None:
     graph = {U: {"ConsistsOf": "a.service"}, "a.service": {"ConsistsOf": f"{U} a.service"}}
     assert list(of(graph).stopped) == ["a.service"]

@@ -7,9 +7,11 @@ other units; they are in here all the same, and starting what runs does nothing.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 
 from ...programs import systemctl
+from ...programs.systemctl import SystemctlError
 
 # Requires=, Requisite=, BindsTo=, PartOf= of the other unit, PropagatesStopTo= (249) of this one.
 _GO_DOWN = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
@@ -50,14 +52,16 @@ def of(unit: str, shown: dict[str, str]) -> Closure:
         names = list(todo)
         todo = {}
         for name, one in zip(names, systemctl.show_each(names, ASKED), strict=True):
+            if one.get("Id") != name:  # then it was asked for by no name of its own
+                raise SystemctlError(f"systemctl show {name}: it tells of {one.get('Id')}")
             _enter(found, unit, name, roles[name], one)
             todo |= _further(one, roles[name])
     return found
 
 
 def _edges(shown: dict[str, str], names: tuple[str, ...], role: str) -> dict[str, str]:
-    """Unit -> role, of these lists; a unit's name has no blank in it."""
-    return {name: role for edge in names for name in shown.get(edge, "").split()}
+    """Unit -> role, of these lists. A name with a backslash in it is quoted there, as for a shell."""
+    return {name: role for edge in names for name in shlex.split(shown.get(edge, ""))}
 
 
 def _passes(shown: dict[str, str]) -> bool:
