@@ -103,7 +103,7 @@ def test_case_43_status_drift_and_verify_notice_a_launch_that_was_edited_by_hand
     assert edited in json.dumps(error) and "--accept-drift" in error["next"]
     book = live.folder / "verify.yaml"
     health = {"health": {"requests": 1, "need": 1, "max_new_tokens": 4}}
-    steps = ["lock", health, "unlock"]
+    steps = ["lock", "stage", health, "unlock"]
     book.write_text(json.dumps({"schema": 1, "name": "verify", "action": "verify", "steps": steps}))
     verified = live.controller.run("verify", name, "--playbook", str(book)).expect(1, "health")
     assert edited in verified.outcome["reason"]
