@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 
 # Tests wait more than they compute: many at a time, also on two cores. A worker costs 6 s of CPU to begin.
 WORKERS ?= 8
+LAB_WORKERS ?= 3  # each has a lab of its own
 PYTEST   = $(BIN)/pytest -q --dist loadgroup
 
 .PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt downtime race zoo clean
@@ -48,7 +49,7 @@ sglang-versions: setup ## the payload's tests, real servers too, on the other SG
 	    $(BIN)/pytest -q -m sglang tests/payload; done
 
 lab: setup             ## tests on real systemd hosts in network namespaces; needs root
-	DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q -m lab
+	DDTREE_REQUIRE_LAB=1 $(BIN)/pytest -q -n $(LAB_WORKERS) --dist loadfile -m lab
 
 payload-bench: setup   ## microseconds per tree: the plain reference against the fast CPU path, same outputs
 	$(BIN)/ddtree-deploy sandbox up
