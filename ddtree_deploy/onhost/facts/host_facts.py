@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from ..programs.site_probe import MARK
@@ -56,7 +57,7 @@ def users_of(site: str, python: str, service_pid: int, allowed: list[str]) -> li
     table = proc.table()
     skip = _ancestors(os.getpid()) | {os.getpid()}
     own = _service_members(table, service_pid)
-    folder = os.path.dirname(python)
+    folder = os.path.realpath(os.path.dirname(python))  # of the venv: the interpreter itself is a link
     found = []
     for pid in sorted(table):
         if pid in skip or pid in own:
@@ -77,14 +78,20 @@ def _ours(argv: list[str]) -> bool:
 
 
 def _uses(pid: int, argv: list[str], site: str, bin_folder: str) -> bool:
-    program = argv[0] if argv[0].startswith("/") else ""
-    if program and os.path.dirname(program) == bin_folder and _is_python(pid):
+    if _is_python(pid) and os.path.realpath(os.path.dirname(_program(pid, argv[0]))) == bin_folder:
         return True
     try:
         maps = Path(f"/proc/{pid}/maps").read_bytes()
     except OSError:
         return False
     return os.fsencode(site + "/") in maps
+
+
+def _program(pid: int, word: str) -> str:
+    """What was started as `word`: a path, one from its folder, or a name looked up in its PATH."""
+    if "/" in word:
+        return os.path.join(proc.cwd(pid), word)
+    return shutil.which(word, path=proc.environ(pid).get("PATH")) or ""
 
 
 def _is_python(pid: int) -> bool:

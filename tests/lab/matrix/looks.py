@@ -65,12 +65,13 @@ def look(host: Host) -> Look:
 
 
 def _units(host: Host) -> State:
-    """What systemd reads. Comments are not compared: our drop-in names its run in one."""
-    units = state(host.path(UNITS))
+    """What systemd reads. Our drop-in names its run in a comment, and the release: the live one."""
+    units, live = state(host.path(UNITS)), _verified(host.path(STATE))
     for name, entry in units.items():
         if name.endswith("zzzz-ddtree-deploy.conf"):
             lines = host.path(f"{UNITS}/{name}").read_text().splitlines()
             text = "\n".join(line for line in lines if not line.startswith("#"))
+            text = text.replace(f"RELEASE={live}", "RELEASE=live") if live else text
             units[name] = (*entry[:4], hashlib.sha256(text.encode()).hexdigest(), *entry[5:])
     return units
 

@@ -146,8 +146,9 @@ def socket_unit(draft: Draft) -> None:
 
 
 def path_unit(draft: Draft) -> None:
-    """A path that starts the service; it is quiet."""
+    """A path that starts the service; it is quiet. It must not start it in the middle, and is back after."""
     draft.other_unit("sglang.path", "[Path]\nPathExists=/srv/start-sglang\n", "paths.target")
+    draft.dependents.add("sglang.path")
 
 
 # Neighbours

@@ -124,7 +124,7 @@ def deaf_beyond(draft: Draft) -> None:
     draft.lines += ["TimeoutStopSec=9"]
     draft.service |= {"stop": {"drain": "1s", "limit": "3s"}}
     draft.slow = 10.0
-    draft.refused.append("TimeoutStop|stop.{0,20}limit|shorter")
+    draft.put_back = r"lets it take its time \(9s\): a longer `stop: \{limit\}`"
 
 
 def slow_stop(draft: Draft) -> None:

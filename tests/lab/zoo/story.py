@@ -102,6 +102,12 @@ class Story:
         done = self._run("rollout", self.good)
         if self._refused("rollout", done, before):
             return
+        if self.draft.put_back:
+            self._expect(done, 1, before)
+            if not re.search(self.draft.put_back, _reason(done)):
+                raise Untrue(f"rollout 1, not because {self.draft.put_back}: {_reason(done)}")
+            self.told.ended = f"put back: {_reason(done)}"
+            return
         after = self._serves(done, before)
         self._expect(self._run("rollout", self.bad), 1, after)
         self._by_hand("a restart by hand", after)
