@@ -8,13 +8,13 @@ WORKERS ?= 8
 LAB_WORKERS ?= 3  # each has a lab of its own
 PYTEST   = $(BIN)/pytest -q --dist loadgroup
 
-.PHONY: demo test setup lint unit sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt downtime race zoo clean
+.PHONY: demo test setup lint unit steps sglang sglang-versions lab faults faults-mutations payload-bench gate-proof rtt downtime race zoo clean
 
 demo: setup            ## a real SGLang on this machine: chain -> DDTREE -> two broken payloads -> rollback
 	$(BIN)/python -m ddtree_deploy.sandbox.demo
 
 test: setup lint       ## lint, types, unit tests, and the SSH tests on loopback; the worst covered modules
-	$(PYTEST) -n $(WORKERS) -m "not sglang and not lab" --cov=ddtree_deploy --cov-report=
+	$(PYTEST) -n $(WORKERS) -m "not sglang and not lab and not steps" --cov=ddtree_deploy --cov-report=
 	$(BIN)/coverage report --sort=cover | sed -n '1,17p;$$p'  # of the test processes, not of those they start
 
 setup: $(VENV)/.stamp
@@ -35,6 +35,9 @@ lint: setup
 
 unit: setup            ## the tests that start nothing, in seconds
 	$(PYTEST) -n auto -m unit
+
+steps: setup           ## outputs, terminal, encoding, record broken at each step of a rollout: the exit code is the host's
+	$(PYTEST) -n $(WORKERS) -m steps
 
 sglang: setup          ## tests with real SGLang servers, in the sandbox's venv (made when missing)
 	$(BIN)/ddtree-deploy sandbox up

@@ -31,7 +31,7 @@ from tests.ports import free_port
 from tests.root import need_root
 from tests.ssh.box import PATIENCE, Box, differs, with_run_step
 
-pytestmark = pytest.mark.ssh
+pytestmark = [pytest.mark.ssh, pytest.mark.steps]
 
 STEPS = ("local", "lock", "preflight", "backup", "stage", "compile", "smoke", "install", "unlock")
 HELD_AFTER = STEPS[1:-1]  # where a step of our own can stand, which waits

@@ -216,6 +216,7 @@ def watchdog(draft: Draft) -> None:
     check = f"systemctl is-active --quiet {draft.unit} || systemctl --no-block start {draft.unit}"
     draft.file(f"{UNITS}/watch.service", f"[Service]\nType=oneshot\nExecStart=/bin/sh -c '{check}'\n")
     draft.dependents |= {"watch.timer", "watch.service"}
+    draft.restless.add("watch.service")
     draft.put_back = "still there after|was started by somebody"
 
 

@@ -59,6 +59,7 @@ class Draft:
     launch: dict[str, Any] = field(default_factory=dict)
     key: str = ""
     others: set[int] = field(default_factory=set)  # ports of other servers that must go on
+    restless: set[str] = field(default_factory=set)  # units that come and go by themselves
     put_back: str = ""  # the true reason of a rollout that cannot pass, which no look at the host can foresee
     dependents: set[str] = field(default_factory=set)  # units that a restart may restart
     secrets: list[str] = field(default_factory=list)  # must not be shown anywhere

@@ -217,7 +217,7 @@ def same(
 def around(before: World, after: World, draft: Draft, *, booted: bool = False) -> list[str]:
     """All else: units, ports, other servers; what was only restarted with the service counts as the same."""
     lines = []
-    for name in sorted(before.units.keys() | after.units.keys()):
+    for name in sorted((before.units.keys() | after.units.keys()) - draft.restless):
         then, now = before.units.get(name, "inactive"), after.units.get(name, "inactive")
         if then != now:
             lines.append(f"{name} is {now}, was {then}")
