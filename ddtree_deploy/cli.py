@@ -15,7 +15,7 @@ from ddtree_deploy import streams
 from ddtree_deploy.commands import evidence, gates, inspect, recover, sandbox, sweep
 from ddtree_deploy.commands.failures import error_event
 from ddtree_deploy.commands.run import rollback, rollout
-from ddtree_deploy.errors import DeployError, Interrupted
+from ddtree_deploy.errors import NOTHING_DONE, DeployError, Interrupted
 from ddtree_deploy.inputs.payload import digest_lines
 from ddtree_deploy.running import next_command, sight
 from ddtree_deploy.running.complaint import bug, complain
@@ -108,7 +108,7 @@ def run(arguments: list[str] | None = None) -> int:
             print(json.dumps(error_event(error)))
         return sight.exit_code(error.exit_code)
     except (KeyboardInterrupt, EOFError):
-        state = "the host goes on by itself" if sight.known() else "nothing was touched"
+        state = "the host goes on by itself" if sight.known() else NOTHING_DONE
         complain(Interrupted("interrupted", state=state).render())
         return sight.exit_code(Interrupted.exit_code)
     except BaseException as error:

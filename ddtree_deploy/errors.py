@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+NOTHING_DONE = "nothing was touched"
+
 
 class DeployError(Exception):
     """Base of all errors shown to the user. Never escapes as a traceback: `cli.run` prints `render()`."""
@@ -64,7 +66,7 @@ class InputError(DeployError):
         field: str = "",
         **more: str,
     ) -> None:
-        super().__init__(message, state="nothing was touched", **more)
+        super().__init__(message, state=NOTHING_DONE, **more)
         self.file = str(file) if file is not None else ""
         self.line = line
         self.field = field

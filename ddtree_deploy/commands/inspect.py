@@ -21,7 +21,7 @@ from ddtree_deploy.commands.options import (
     PlaybookFile,
     Target,
 )
-from ddtree_deploy.errors import DeployError, DriftError, InputError, gravest
+from ddtree_deploy.errors import NOTHING_DONE, DeployError, DriftError, InputError, gravest
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
@@ -116,7 +116,7 @@ def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_
                 f"{', '.join(moved)}; put them right on the host, or take them into the backup and go on",
                 stage="drift",
                 host=host.name,
-                state="nothing was touched",
+                state=NOTHING_DONE,
                 next_command=f"ddtree-deploy rollout {host.name} --accept-drift",
             )
         if seen["not_live"]:
@@ -124,7 +124,7 @@ def drift(target: Target, payload: PayloadDir = None, hosts: Hosts = None, json_
                 f"the service does not show the live release: {'; '.join(seen['not_live'])}",
                 stage="drift",
                 host=host.name,
-                state="nothing was touched",
+                state=NOTHING_DONE,
                 next_command=f"ddtree-deploy rollout {host.name} --accept-drift",
             )
 

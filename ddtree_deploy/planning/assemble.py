@@ -14,12 +14,12 @@ from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
 from ddtree_deploy.onhost.wire.facts import Release
-from ddtree_deploy.onhost.wire.kinds import TABLE
+from ddtree_deploy.onhost.wire.kinds import TABLE, stop_limit_s
 from ddtree_deploy.onhost.wire.protocol import PROTOCOL, FactsRequest, Plan, to_dict
 from ddtree_deploy.planning import digest
 from ddtree_deploy.planning.changes import ChangeSet, FileChange, StepLine
 from ddtree_deploy.planning.known import PACKAGE, Known
-from ddtree_deploy.planning.plan_steps import step_specs, stop_limit_s
+from ddtree_deploy.planning.plan_steps import step_specs
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def check_service(known: Known, *, accept_drift: bool = False, back: bool = Fals
         raise known.host.error(service.problem, "service", stage="plan")
     if service.differs and not accept_drift:
         raise known.drift(
-            f"what runs is not what a start would give now: {'; '.join(service.differs)}",
+            service.not_in_effect(),
             "restart the service (or undo the change) and look at it, then the same command again; "
             "or the same with --accept-drift",
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import difflib
 import shlex
-import zlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from ddtree_deploy.inputs.yaml.values import format_duration
+from ddtree_deploy.onhost.wire.facts import unpacked
 from ddtree_deploy.onhost.wire.protocol import FileState
 from ddtree_deploy.text import safe, size
 
@@ -66,8 +65,8 @@ def content_of(file: FileState) -> bytes | None:
     if file.content_b64 is None:
         return None
     try:
-        return zlib.decompress(base64.b64decode(file.content_b64))
-    except (ValueError, zlib.error):
+        return unpacked(file.content_b64)
+    except ValueError:
         return None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddtree_deploy.inputs.payload import Item, Payload
 from ddtree_deploy.onhost.staging import patch
+from ddtree_deploy.onhost.wire.facts import unpacked
 from ddtree_deploy.onhost.wire.protocol import FileState
 from ddtree_deploy.planning import drift
 from ddtree_deploy.planning.changes import content_of, diff
@@ -77,7 +76,7 @@ def _contents(known: Known, payload: Payload | None) -> dict[str, bytes]:
     """Digest -> content, of all that is at hand: kept bases, the payload, live files. "" is nothing."""
     facts, found = known.facts, {"": b""}
     for digest, packed in facts.base_contents.items():
-        found[digest] = zlib.decompress(base64.b64decode(packed))
+        found[digest] = unpacked(packed)
     for state in (*facts.files.values(), *facts.installed_files.values()):
         data = content_of(state)
         if data is not None:

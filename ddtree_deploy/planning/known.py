@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_deploy.errors import DriftError
+from ddtree_deploy.errors import NOTHING_DONE, DriftError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts, Release
 from ddtree_deploy.onhost.wire.protocol import FileState
@@ -70,5 +70,5 @@ class Known:
     def drift(self, message: str, next_command: str = "") -> DriftError:
         """Why the host as it is cannot be planned for."""
         return DriftError(
-            message, stage="plan", host=self.name, state="nothing was touched", next_command=next_command
+            message, stage="plan", host=self.name, state=NOTHING_DONE, next_command=next_command
         )

@@ -44,12 +44,6 @@ def timeout_s(step: Step, service: Service | None) -> float:
     return drain + float(step.options.get("limit_s", service.stop_limit_s)) + _SLACK_S
 
 
-def stop_limit_s(steps: list[StepSpec], service: Service | None) -> float | None:
-    """How long the service may take to end; None where nothing stops it."""
-    stop = next((s for s in steps if s.kind == "stop" or TABLE[s.kind].restarts), None)
-    return float(stop.options.get("limit_s", service.stop_limit_s)) if stop and service else None
-
-
 def _options(step: Step, host: Host, playbook: Playbook, payload: Payload | None) -> dict[str, Any]:
     if step.kind != "smoke":
         return step.options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddtree_deploy.errors import DriftError
+from ddtree_deploy.errors import NOTHING_DONE, DriftError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.planning import digest
 
@@ -31,6 +31,4 @@ def refuse_orphan(host: Host, expect: Sequence[str], orphan: str) -> None:
 
 
 def _refused(host: Host, message: str, following: str) -> DriftError:
-    return DriftError(
-        message, stage="plan", host=host.name, state="nothing was touched", next_command=following
-    )
+    return DriftError(message, stage="plan", host=host.name, state=NOTHING_DONE, next_command=following)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ddtree_deploy.errors import DeployError, GateFailed, InputError
+from ddtree_deploy.errors import NOTHING_DONE, DeployError, GateFailed, InputError
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.onhost.wire.facts import Facts, unpack
 from ddtree_deploy.onhost.wire.protocol import (
@@ -27,7 +27,6 @@ from ddtree_deploy.text import safe
 # Hashing all files and asking the driver for its GPUs takes seconds; a hung driver takes for ever.
 FACTS_S = 120.0
 CLOSE_S = 5.0
-NOTHING_DONE = "nothing was touched"
 
 
 @dataclass(frozen=True)

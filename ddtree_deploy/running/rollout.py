@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ddtree_deploy import ssh
-from ddtree_deploy.errors import GateFailed, InputError, Interrupted
+from ddtree_deploy.errors import NOTHING_DONE, GateFailed, InputError, Interrupted
 from ddtree_deploy.inputs.inventory import Host
 from ddtree_deploy.inputs.payload import Payload
 from ddtree_deploy.inputs.playbook import Playbook
@@ -31,8 +31,6 @@ from ddtree_deploy.running.recovery import recover_orphan
 from ddtree_deploy.running.remote import Answer, ask, cargo, run_dir_of
 from ddtree_deploy.running.sight import Sight
 from ddtree_deploy.running.view import View
-
-NOTHING_DONE = "nothing was touched"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddtree_deploy.errors import ContactLost, DeployError, Interrupted, gravest
+from ddtree_deploy.errors import NOTHING_DONE, ContactLost, DeployError, Interrupted, gravest
 from ddtree_deploy.running.complaint import bug
 from ddtree_deploy.running.interrupts import Interrupts
 from ddtree_deploy.running.outcome import Outcome
@@ -43,7 +43,7 @@ class Sight:
         except DeployError as error:
             outcome = self._of_error(error, host, action)
         except KeyboardInterrupt:
-            stopped = Interrupted("interrupted before anything was started", state="nothing was touched")
+            stopped = Interrupted("interrupted before anything was started", state=NOTHING_DONE)
             outcome = self._of_error(stopped, host, action)
         except BaseException as error:
             outcome = self._of_error(bug(error), host, action)

@@ -8,11 +8,9 @@ from paramiko import ssh_exception
 from paramiko.auth_strategy import AuthFailure
 from paramiko.pkey import UnknownKeyType
 
-from ddtree_deploy.errors import HostKeyError, TransportError
+from ddtree_deploy.errors import NOTHING_DONE, HostKeyError, TransportError
 from ddtree_deploy.ssh import known_hosts
 from ddtree_deploy.ssh.host import SshHost, known_hosts_files, login_name
-
-NOTHING_DONE = "nothing was touched"
 
 
 def host_key_error(

@@ -404,6 +404,7 @@ def test_the_log_of_a_unit_may_be_a_file(host: Host) -> None:
     log.write_bytes(b"one\nLoading: 1%\rLoading: 99%\nkey is s3cret-key\n")
     text = (host.root / "units" / "sglang.service").read_text() + f"StandardOutput=append:{log}\n"
     (host.root / "units" / "sglang.service").write_text(text)
+    host.state(StandardOutput="append")
     control = host.control()
     assert control.log_mark() == str(log.stat().st_size)
     assert control.log_tail(2) == ["Loading: 99%", "key is ***"]

@@ -17,6 +17,9 @@ import yaml
 from ddtree_deploy.sandbox.sshd import SshServer
 from tests.ports import free_port
 from tests.ssh.box import Box, differs
+from tests.ssh.one_flavour import server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.ssh
 
@@ -36,13 +39,6 @@ VERIFY = {
         "unlock",
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    folder = tmp_path_factory.mktemp("gates")
-    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ddtree_deploy.sandbox.sshd import SshServer
-from tests.ports import free_port
 from tests.ssh.box import Box, differs
+from tests.ssh.one_flavour import server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.ssh
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    folder = tmp_path_factory.mktemp("back")
-    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
-        yield running
 
 
 @pytest.fixture

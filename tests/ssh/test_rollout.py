@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +26,17 @@ from ddtree_deploy.sandbox.sshd import SshServer
 from tests.lab import tree
 from tests.ports import free_port
 from tests.ssh.box import OVERLAID, Box, differs, sessions, wait_for, with_run_step
+from tests.ssh.one_flavour import server, serving
+
+__all__ = ["server", "serving"]
 
 pytestmark = pytest.mark.ssh
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    """One flavour, the better one: what differs between them is in the other modules."""
-    folder = tmp_path_factory.mktemp("auto")
-    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
-        yield running
 
 
 @pytest.fixture
 def box(server: SshServer, tmp_path: Path) -> Box:
     """A host without a service."""
     return Box(tmp_path, server)
-
-
-@pytest.fixture
-def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
-    """A host whose service runs the chain, started by hand."""
-    made = Box(tmp_path, server, port=free_port())
-    made.serve()
-    yield made
-    made.close()
 
 
 # ---- files only ------------------------------------------------------------------------------------------

@@ -27,9 +27,11 @@ import pytest
 import yaml
 
 from ddtree_deploy.sandbox.sshd import SshServer
-from tests.ports import free_port
 from tests.root import need_root
 from tests.ssh.box import PATIENCE, Box, differs, with_run_step
+from tests.ssh.one_flavour import server, serving
+
+__all__ = ["server", "serving"]
 
 pytestmark = [pytest.mark.ssh, pytest.mark.steps]
 
@@ -38,26 +40,11 @@ HELD_AFTER = STEPS[1:-1]  # where a step of our own can stand, which waits
 QUOTES = "it\u2019s \u201cready\u201d \u2714"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    folder = tmp_path_factory.mktemp("says")
-    with SshServer(folder / "ssh", free_port(), folder / "home") as running:
-        yield running
-
-
 @pytest.fixture
 def box(server: SshServer, tmp_path: Path) -> Iterator[Box]:
     made = Box(tmp_path, server)
     yield made
     (tmp_path / "go-on").touch()  # no step waits longer than its test
-
-
-@pytest.fixture
-def serving(server: SshServer, tmp_path: Path) -> Iterator[Box]:
-    made = Box(tmp_path, server, port=free_port())
-    made.serve()
-    yield made
-    made.close()
 
 
 def journals(box: Box) -> list[Path]:

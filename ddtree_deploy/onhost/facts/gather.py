@@ -19,7 +19,7 @@ from ..state.held import LOCK, is_held
 from ..state.journal import read
 from ..state.lock import read_owner
 from ..venv.files import Files
-from ..wire.facts import Facts, Kept, LockFacts, Release, ServiceFacts, pack
+from ..wire.facts import Facts, Kept, LockFacts, Release, ServiceFacts, pack, packed
 from ..wire.protocol import FACTS_MARK, PROTOCOL, FactsRequest, ProtocolError, from_dict
 from . import host_facts, site_facts
 
@@ -99,7 +99,7 @@ def gather(asked: FactsRequest) -> Facts:
         kept=kept,
         base=base,
         base_contents={
-            digest: site_facts.packed(data)
+            digest: packed(data)
             for digest in (bases if asked.contents else [])
             if (data := releases.base(site_dir, digest)) is not None and len(data) <= site_facts.CONTENT_LIMIT
         },

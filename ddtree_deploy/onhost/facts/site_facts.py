@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import stat
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 from ..venv.files import Files
+from ..wire.facts import packed
 from ..wire.protocol import FileState
 
 CONTENT_LIMIT = 1 << 20
@@ -55,8 +54,3 @@ def file_state(files: Files, path: str, contents: bool) -> FileState:
     if contents and entry.kind == "file" and entry.size <= CONTENT_LIMIT:
         return replace(state, content_b64=packed(files.disk.read(path)))
     return state
-
-
-def packed(data: bytes) -> str:
-    """zlib + base64, as contents travel."""
-    return base64.b64encode(zlib.compress(data)).decode()

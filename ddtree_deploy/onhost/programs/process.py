@@ -28,9 +28,14 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BREAK = re.compile(rb"[\r\n]+")  # progress bars end their lines with \r
 
 
+def account(name: str) -> pwd.struct_passwd:
+    """By name or number. Raises KeyError."""
+    return pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+
+
 def minimal_env(user: str = "") -> dict[str, str]:
     """HOME, USER, LOGNAME, PATH, LANG of `user` ("" = the user we are)."""
-    record = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
+    record = account(user) if user else pwd.getpwuid(os.geteuid())
     name, home = record.pw_name, record.pw_dir
     return {"HOME": home, "USER": name, "LOGNAME": name, "PATH": PATH, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 
@@ -117,8 +122,8 @@ def _popen(
 ) -> subprocess.Popen[bytes]:
     as_user: dict[str, object] = {}
     if user:
-        record = pwd.getpwnam(user)
-        groups = os.getgrouplist(user, record.pw_gid)
+        record = account(user)
+        groups = os.getgrouplist(record.pw_name, record.pw_gid)
         as_user = {"user": record.pw_uid, "group": record.pw_gid, "extra_groups": groups}
     return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
         argv,

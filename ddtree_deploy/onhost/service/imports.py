@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..context import Context, StepFailed
-from ..programs import site_probe
+from ..programs import process, site_probe
 from ..programs.site_probe import ProbeError, Site
 from . import proc, python_call
 from .base import ServiceControl, ServiceError
 from .python_call import PythonCall, Unknown
-
-# Where systemd looks for a command without a slash, whatever PATH= the unit sets.
-_MANAGER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -151,18 +148,19 @@ def _running(pid: int, planned: Site) -> _Way:
 
 
 def _future(control: ServiceControl, planned: Site) -> _Way:
-    search = _MANAGER_PATH if control.service.kind == "systemd" else ""
+    # systemd looks for a command without a slash here, whatever PATH= the unit sets.
+    search = process.PATH if control.service.kind == "systemd" else ""
     call = python_call.read(control.future_argv(), control.environment(), control.working_folder(), search)
     owner = control.owner()
     try:
-        uid = (pwd.getpwuid(int(owner)) if owner.isdigit() else pwd.getpwnam(owner)).pw_uid if owner else -1
+        uid = process.account(owner).pw_uid if owner else os.geteuid()
     except KeyError:
         raise Unknown(f"there is no user {owner!r} on this host") from None
     mounts = control.mounts()
     for path in [*_places(planned), call.command[0]]:
         if how := _hidden(path, mounts):
             raise _Other(f"{path} is not the host's ({how})")
-    return _Way(call, uid if uid >= 0 else os.geteuid())
+    return _Way(call, uid)
 
 
 def _hidden(path: str, mounts: dict[str, str]) -> str:

@@ -18,7 +18,7 @@ from ..staging import stage
 from ..state import layout
 from ..venv.files import FilesError
 from ..wire.facts import ServiceFacts
-from ..wire.kinds import TABLE
+from ..wire.kinds import stop_limit_s
 
 # Beside the payload itself: the journal, logs, and room so that an undo never meets a full disk.
 MARGIN_BYTES = 32 * 1024**2
@@ -146,9 +146,7 @@ def _service(ctx: Context) -> ServiceFacts | None:
         if facts.problem:
             raise StepFailed(f"service {ctx.plan.service.name}: {facts.problem}")
         if facts.differs and ctx.plan.action in ("rollout", "rollback") and not ctx.plan.accept_drift:
-            raise StepFailed(
-                f"what runs is not what a start would give now: {'; '.join(facts.differs)}", exit_code=6
-            )
+            raise StepFailed(facts.not_in_effect(), exit_code=6)
         hidden = {s for s in control.known_secrets() if len(s) >= 4}
     ctx.journal.secrets = sorted({*ctx.journal.secrets, *hidden}, key=len, reverse=True)
     return facts
@@ -156,10 +154,10 @@ def _service(ctx: Context) -> ServiceFacts | None:
 
 def _stop(ctx: Context, service: ServiceFacts) -> str:
     """What a person should know of the stop that comes."""
-    spec = next((s for s in ctx.plan.steps if s.kind == "stop" or TABLE[s.kind].restarts), None)
-    if spec is None or ctx.plan.service is None:
+    limit = stop_limit_s(ctx.plan.steps, ctx.plan.service)
+    if limit is None:
         return ""
-    short = service.short_limit(float(spec.options.get("limit_s", ctx.plan.service.stop_limit_s)))
+    short = service.short_limit(limit)
     along = f"stopped and started with it: {', '.join(service.dependents)}" if service.dependents else ""
     return "; ".join(filter(None, [along, short]))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .protocol import FileState, ProtocolError, from_dict, to_dict
 
-LIMIT = 64 << 20  # bytes of JSON
+LIMIT = 64 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class ServiceFacts:
     dependents: list[str] = field(default_factory=list)  # units that run, and go down with it
     conflicting: list[str] = field(default_factory=list)  # units that run, and go down when it is started
     stop_takes_s: float = 0.0  # as long its manager lets it take to end; 0: not known; under 0: any time
+
+    def not_in_effect(self) -> str:
+        """What runs otherwise than a start would give now, in words; "" for nothing."""
+        text = f"what runs is not what a start would give now: {'; '.join(self.differs)}"
+        return text if self.differs else ""
 
     def short_limit(self, limit_s: float) -> str:
         """Why a stop within `limit_s` is not sure, in words; "" where nothing is known against it."""
@@ -148,17 +153,33 @@ class Facts:
     attempts: dict[str, str] = field(default_factory=dict)  # digest -> "bad" for releases marked bad
 
 
+def packed(data: bytes) -> str:
+    """zlib + base64, as contents and facts travel."""
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def unpacked(word: str | bytes) -> bytes:
+    """What `packed` was given, of at most `LIMIT` bytes. Raises ValueError."""
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(base64.b64decode(word, validate=True), LIMIT)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not stream.eof:
+        raise ValueError(f"cut off, or more than {LIMIT} bytes")
+    return data
+
+
 def pack(facts: Facts) -> str:
     """Facts as one word, short enough for one round trip, in letters that no terminal or shell changes."""
-    return base64.b64encode(zlib.compress(json.dumps(to_dict(facts)).encode())).decode()
+    return packed(json.dumps(to_dict(facts)).encode())
 
 
 def unpack(word: bytes) -> Facts:
     """The facts that `pack` was given. Raises ProtocolError."""
     try:
-        text = zlib.decompressobj().decompress(base64.b64decode(word, validate=True), LIMIT)
-        raw = json.loads(text)
-    except (ValueError, zlib.error, RecursionError) as error:
+        raw = json.loads(unpacked(word))
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"facts: {error}") from None
     facts: Facts = from_dict(Facts, raw, "facts")
     return facts

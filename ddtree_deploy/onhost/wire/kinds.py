@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .protocol import Service, StepSpec
+
 
 class Kind(NamedTuple):
     """timeout_s: 0 where the service's limits decide. needs: another kind without which it is of no use."""
@@ -43,3 +45,9 @@ TABLE = {
 }
 # What the runner knows.
 KINDS = tuple(name for name, kind in TABLE.items() if not kind.on_controller)
+
+
+def stop_limit_s(steps: list[StepSpec], service: Service | None) -> float | None:
+    """How long the service may take to end; None where nothing stops it."""
+    stop = next((s for s in steps if s.kind == "stop" or TABLE[s.kind].restarts), None)
+    return float(stop.options.get("limit_s", service.stop_limit_s)) if stop and service else None

@@ -59,9 +59,14 @@ def of(unit: str, shown: dict[str, str]) -> Closure:
     return found
 
 
+def units(text: str) -> list[str]:
+    """A list of units as systemctl shows it: a name with a backslash is quoted there, as for a shell."""
+    return shlex.split(text)
+
+
 def _edges(shown: dict[str, str], names: tuple[str, ...], role: str) -> dict[str, str]:
-    """Unit -> role, of these lists. A name with a backslash in it is quoted there, as for a shell."""
-    return {name: role for edge in names for name in shlex.split(shown.get(edge, ""))}
+    """Unit -> role, of these lists."""
+    return {name: role for edge in names for name in units(shown.get(edge, ""))}
 
 
 def _passes(shown: dict[str, str]) -> bool:

@@ -59,8 +59,9 @@ class SystemdControl(UnitLaunch):
             fragment, drop_ins = defined.fragment, defined.drop_ins
             digest = base.digest(self._texts(ours=True))
             command = self._loaded().argv
-            new = self.masked(self.future_argv())
-            problem = self._overruled()
+            future = self._future()
+            new = self.masked(self._argv(*future))
+            problem = self._overruled(*future)
             differs = self._differences(shown) if state == "active" else []
         except ServiceError as e:
             problem = str(e)
@@ -122,8 +123,7 @@ class SystemdControl(UnitLaunch):
             return {}
 
     def future_argv(self) -> list[str]:
-        command, own = self._future()
-        return self._argv(command, own)
+        return self._argv(*self._future())
 
     def working_folder(self) -> str:
         return self._defined().folder()
@@ -176,7 +176,9 @@ class SystemdControl(UnitLaunch):
         return self._main[0] > 0 and proc.alive(*self._main)
 
     def _log_file(self) -> Path | None:
-        """Where StandardOutput= writes, when not to the journal."""
+        """Where StandardOutput= writes, when not to the journal; systemd tells only that it is a file."""
+        if not self._show().get("StandardOutput", "").startswith(("file", "append", "truncate")):
+            return None
         try:
             lines = unitfile.effective(self._texts(ours=True), "StandardOutput")
         except ServiceError:
@@ -205,14 +207,14 @@ class SystemdControl(UnitLaunch):
         return {"path": str(self.drop_in), "content": content, "mode": mode}
 
     def apply_launch(self, ctx: Context) -> None:
-        if not self.edits:
+        if not self.service.launch.edits:
             durable.remove(self.drop_in)
             self._reload()
             return
         try:
             with self.one_look():
                 command, own = self._future()
-                overruled = self._overruled()
+                overruled = self._overruled(command, own)
                 told = self._told(*self._base())
                 fragment = self._defined().fragment
         except ServiceError as e:

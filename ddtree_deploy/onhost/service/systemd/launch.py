@@ -21,11 +21,6 @@ from .unit import Unit
 class UnitLaunch(Unit):
     """What a unit starts."""
 
-    @property
-    def edits(self) -> bool:
-        """The launch is to be another than the unit's own."""
-        return self.service.launch.edits
-
     def _only(self, commands: list[Command]) -> Command:
         if len(commands) != 1:
             raise ServiceError(
@@ -104,7 +99,7 @@ class UnitLaunch(Unit):
         """(ExecStart=, Environment=) after the edits. Raises ServiceError."""
         command, own = self._base()
         wanted = self.service.launch
-        if not self.edits:
+        if not wanted.edits:
             return command, own
         self.require_editable(self._argv(command, own), "unit whose ExecStart= runs")
         own = [*own, *(f"{name}={value}" for name, value in wanted.env.items())]
@@ -123,11 +118,8 @@ class UnitLaunch(Unit):
         edited = command_line.edit(command.argv, wanted if verbatim else _escaped(wanted), is_end)
         return Command(command.path, edited, command.flags), own
 
-    def _overruled(self) -> str:
-        """What of our edits does not come through to the process, in words; empty when all do."""
-        if not self.edits:
-            return ""
-        command, own = self._future()
+    def _overruled(self, command: Command, own: list[str]) -> str:
+        """What of our edits (`_future`) does not come through to the process; empty when all does."""
         defined, wanted = self._defined(), self.service.launch
         env = defined.environment(own)
         argv = command.expanded(env, defined.version)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...programs import bounded, systemctl
+from ...programs import bounded, process, systemctl
 from .. import proc
 from ..base import ServiceError
 from . import expansion
@@ -206,6 +206,6 @@ def _exists(name: str) -> bool:
 
 def _account(name: str) -> pwd.struct_passwd:
     try:
-        return pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+        return process.account(name)
     except KeyError:
         raise ServiceError(f"there is no user {name} on this host") from None

@@ -18,7 +18,7 @@ from . import closure, manager, sandbox, unitfile
 DROP_IN = "zzzz-ddtree-deploy.conf"
 _SHOWN = [
     "LoadState", "ActiveState", "SubState", "MainPID", "ControlGroup", "NRestarts", "ExecMainStatus",
-    "Result", "User", "NeedDaemonReload",
+    "Result", "NeedDaemonReload", "StandardOutput",
     "Id", "Job", "TimeoutStopUSec", "InvocationID", "LogNamespace", *closure.EDGES,
 ]  # fmt: skip
 GUARD = "zzzz-ddtree-deploy-guard.conf"  # sorts before ours, after everybody else's
@@ -89,10 +89,7 @@ class Unit(ServiceControl):
         return texts
 
     def socket_unit(self) -> str:
-        try:
-            names = systemctl.show(self.unit, ["TriggeredBy"]).get("TriggeredBy", "").split()
-        except SystemctlError as e:
-            raise ServiceError(str(e)) from e
+        names = closure.units(self._show().get("TriggeredBy", ""))
         return next((name for name in names if name.endswith(".socket")), "")
 
     def mounts(self) -> dict[str, str]:
