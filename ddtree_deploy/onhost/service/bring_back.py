@@ -70,7 +70,9 @@ def check_undone(ctx: Context, intents: list[dict[str, Any]]) -> None:
         was, now = ("ran", "is down") if before.active else ("was down", "runs")
         raise UndoFailed(f"the service {was} before and {now}: {control.alive()[1]}")
     if before.active and before.argv and not _became(ctx, control, before.argv):
-        raise UndoFailed("the service runs with another command line than before")
+        other = "the service runs with another command line than before"
+        # A stranger may have answered in its place before it was seen to have died.
+        raise UndoFailed("; ".join(filter(None, [other, control.stranger(before.argv)])))
     if before.generated and not control.generates():
         raise UndoFailed("the service generated before and does not now")
     if before.active and (lacking := dependents.down(control, before)):
